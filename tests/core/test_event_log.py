@@ -5,18 +5,9 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import event_log
@@ -203,14 +194,6 @@ class ReadTests(SynchronousTestCase):
         ring.acknowledge(2)
         self.assertRaises(AssertionError, ring.read_events, 1, PLENTY)
         self.assertRaises(AssertionError, ring.read_events, 5, PLENTY)
-
-    def test_reading_each_event_as_it_comes_leaves_few_batches(self) -> None:
-        ring = EventRing()
-        for number in range(1000):
-            ring.append_batch(numbers(number, 1), 0)
-            self.assertEqual(ring.read_events(number, PLENTY), numbers(number, 1))
-        self.assertLess(len(ring.batches), 10)
-        self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
 
 
 class AcknowledgeTests(SynchronousTestCase):
@@ -408,11 +391,6 @@ def make_log() -> EventLog:
     return EventLog(EventMemory(PLENTY))
 
 
-def count_line_bytes(log: EventLog) -> int:
-    """Return the size of the JSON Lines of a log in memory."""
-    return sum(segment.ring.line_bytes for segment in log.segments if segment.ring is not None)
-
-
 def log_of(*payloads: bytes, closed: bool = False) -> EventLog:
     """Return a log of data events, one batch each."""
     log = make_log()
@@ -462,14 +440,6 @@ class PageTests(SynchronousTestCase):
             page = self.check(log_of(*payloads, closed=closed), after, expected_end, list(data))
             self.assertIs(page.is_last_page, closed)
 
-    def test_page_before_the_last_has_no_dummy_end(self) -> None:
-        log = log_of(b"1", b"2", closed=True)
-        page = ask(log, None, 1)
-        self.assertEqual(
-            (page.begin_cursor, page.end_cursor, page.is_last_page), (None, "1", False)
-        )
-        self.assertEqual(page.events, encode_data_event(b"1"))
-
     def test_page_after_the_dummy_end_is_empty_and_ends_at_null(self) -> None:
         page = make_empty_last_page()
         self.assertEqual(
@@ -502,11 +472,6 @@ class EncodeTests(SynchronousTestCase):
             page.encode_json(),
             b'{"begin":null,"end":"2","data":'
             b'[{"type":"text","payload":"a"},{"type":"text","payload":"\\n"}]}',
-        )
-
-    def test_page_without_events(self) -> None:
-        self.assertEqual(
-            EventPage("7", "7", EMPTY_BATCH).encode_json(), b'{"begin":"7","end":"7","data":[]}'
         )
 
 
@@ -543,18 +508,6 @@ class CursorTests(SynchronousTestCase):
         assert cursor is None or re.fullmatch(r"[A-Za-z0-9_-]+", cursor)
 
 
-class NewsTests(SynchronousTestCase):
-    def test_events_and_the_end_are_news(self) -> None:
-        for page, news in (
-            (EventPage("7", "7", EMPTY_BATCH), False),
-            (EventPage(None, "0", EMPTY_BATCH), False),
-            (EventPage("7", "8", EventBatch(1, b"1\n")), True),
-            (EventPage("7", ALL_RECEIVED_CURSOR, EMPTY_BATCH), True),
-            (make_empty_last_page(), True),
-        ):
-            self.assertIs(page.has_events_or_is_last, news, page)
-
-
 class SkipTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.log = make_log()
@@ -578,132 +531,3 @@ class SkipTests(SynchronousTestCase):
         ):
             error = self.assertRaises(InvalidCursor, resolve_cursor, self.log, after, skip)
             self.assertEqual(error.detail, said)
-
-
-SIZES = st.one_of(st.integers(0, 5), st.sampled_from([500, 4000, 9000, 20_000]))
-"""Sizes of payloads, around the one from which the ring does not put batches together."""
-
-
-class PagesMachine(RuleBasedStateMachine):
-    """A log and its readers against a plain list of all events that there ever were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log = make_log()
-        self.lines: list[bytes] = []
-        self.closed = False
-        self.acknowledged = 0
-        self.cursor: str | None = None  # where one reader, who goes page by page, stands
-        self.got: list[bytes] = []  # ... and what it has
-
-    @initialize(counts=st.lists(st.integers(0, 4), max_size=4))
-    def fill(self, counts: list[int]) -> None:
-        for count in counts:
-            self.append([0] * count)
-
-    @precondition(lambda self: not self.closed)
-    @rule(sizes=st.lists(SIZES, max_size=5))
-    def append(self, sizes: list[int]) -> None:
-        batch = EMPTY_BATCH
-        for size in sizes:
-            event = encode_data_event(b'"%d %s"' % (len(self.lines), b"x" * size))
-            batch += event
-            self.lines.append(event.lines)
-        self.log.append_batch(batch, 0)
-
-    @precondition(lambda self: len(self.lines) > 8)
-    @rule()
-    def close(self) -> None:
-        self.log.mark_end()
-        self.closed = True
-
-    @rule(data=st.data(), limit=st.sampled_from([0, 1, 40, 100, 1000, 9050, PLENTY]))
-    def poll(self, data: st.DataObject, limit: int) -> None:
-        """Somebody asks after any cursor at all, which acknowledges what lies before it."""
-        after = data.draw(st.one_of(st.none(), st.integers(0, len(self.lines) + 1).map(str)))
-        begin = int(after or 0)
-        if begin > len(self.lines):
-            self.refused(InvalidCursor, after)
-        elif begin < self.acknowledged:
-            self.refused(DiscardedCursor, after)
-        else:
-            self.check(ask(self.log, after, limit), after, begin, limit)
-
-    @rule(limit=st.sampled_from([0, 100, 5000, PLENTY]), received=st.booleans())
-    def go_on(self, limit: int, received: bool) -> None:
-        """Ask for the reader's next page, whether it is received or has to be asked for again."""
-        if self.cursor == ALL_RECEIVED_CURSOR or int(self.cursor or 0) < self.acknowledged:
-            return
-        page = ask(self.log, self.cursor, limit)
-        self.check(page, self.cursor, int(self.cursor or 0), limit)
-        assert page.end_cursor is not None
-        if received:
-            self.cursor = page.end_cursor
-            self.got += page.events.lines.splitlines(keepends=True)
-            assert self.got == self.lines[: len(self.got)]
-
-    @rule(data=st.data())
-    def acknowledge(self, data: st.DataObject) -> None:
-        """Take events as a stream's reader does; an older cursor changes nothing."""
-        after = data.draw(st.integers(0, len(self.lines)))
-        self.log.acknowledge(after)
-        self.skip(after)
-
-    @rule()
-    def ask_after_the_end(self) -> None:
-        """Ask after the dummy end, which is no place in the log."""
-        self.refused(InvalidCursor, ALL_RECEIVED_CURSOR)
-
-    @rule()
-    def read_all(self) -> None:
-        batch = self.log.read_events(self.acknowledged, PLENTY)
-        assert batch.lines == b"".join(self.lines[self.acknowledged :])
-
-    def refused(self, error: Callable[..., Exception], after: str | None) -> None:
-        """Hold that a cursor is refused; the invariants see that nothing changed."""
-        try:
-            ask(self.log, after, PLENTY)
-        except (InvalidCursor, DiscardedCursor) as refusal:
-            assert type(refusal) is error
-            if isinstance(refusal, DiscardedCursor):
-                assert refusal.extra_members["oldest"] == str(self.acknowledged)
-        else:
-            raise AssertionError(f"{after!r} was not refused")
-
-    def skip(self, after: int) -> None:
-        """Note an acknowledgement; the reader who has not come so far begins there."""
-        self.acknowledged = max(self.acknowledged, after)
-
-    def check(self, page: EventPage, after: str | None, begin: int, limit: int) -> None:
-        self.skip(begin)
-        expected: list[bytes] = []
-        for line in self.lines[begin:]:
-            if expected and sum(map(len, expected)) + len(line) > limit:
-                break
-            expected.append(line)
-            if sum(map(len, expected)) > limit:
-                break
-        assert page.events == EventBatch(len(expected), b"".join(expected))
-        assert page.begin_cursor == after
-        end = begin + len(expected)
-        finished = self.closed and end == len(self.lines)
-        assert page.end_cursor == (ALL_RECEIVED_CURSOR if finished else str(end))
-        assert page.is_last_page == finished
-        assert re.fullmatch(r"[A-Za-z0-9_-]+", page.end_cursor)
-        value = json.loads(page.encode_json())
-        assert list(value) == ["begin", "end", "data"]
-        assert (value["begin"], value["end"]) == (page.begin_cursor, page.end_cursor)
-        assert value["data"] == [json.loads(line) for line in expected]
-
-    @invariant()
-    def books_are_right(self) -> None:
-        assert self.log.begin_cursor == self.acknowledged
-        assert self.log.end_cursor == len(self.lines)
-        assert count_line_bytes(self.log) == sum(map(len, self.lines[self.acknowledged :]))
-        assert self.log.has_ended == self.closed
-
-
-class InterleavingTests(SynchronousTestCase):
-    def test_pages_are_contiguous_repeatable_and_bounded(self) -> None:
-        self.patch(event_log, "MAX_BATCH_BYTES", 64)
-        run_state_machine_as_test(PagesMachine, settings=settings(stateful_step_count=40))

@@ -15,7 +15,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
 from tawebeval.core.segi import (
-    MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     Markers,
     PrintedFile,
@@ -122,25 +121,6 @@ class NearMarkerTests(Tables):
             self.check_end(b"a\n" + marker, ["a", "\n", text])
             self.check_end(b"~DB\n1\n~DE\n" + marker, [b"1", text])
             self.check_end(b"~DB\n1\n~DE\n\n" + marker, [b"1", "\n", text])
-
-    def test_marker_after_text_of_its_line_was_delivered(self) -> None:
-        parser = SegiParser(MARKERS)
-        events = decode(parser.feed(b"x")) + decode(parser.flush_partial_line())
-        events += decode(parser.feed(b"~DB\n1\n~DE\n")) + decode(parser.finish())
-        self.assertEqual(join_text(events), ["x~DB\n1\n~DE\n"])
-
-    def test_marker_as_the_rest_of_the_last_line(self) -> None:
-        for rest in (b"~DB", b"y~DB", b"~FB"):
-            parser = SegiParser(MARKERS)
-            events = decode(parser.feed(b"x")) + decode(parser.flush_partial_line())
-            events += decode(parser.feed(rest)) + decode(parser.finish())
-            self.assertEqual(join_text(events), ["x" + rest.decode()])
-
-    def test_terminator_after_a_flushed_line(self) -> None:
-        parser = SegiParser(MARKERS)
-        events = decode(parser.feed(b"x")) + decode(parser.flush_partial_line())
-        events += decode(parser.feed(b"\n~DB\n1\n~DE\n")) + decode(parser.finish())
-        self.assertEqual(events, ["x", b"1"])
 
 
 class DataBlockTests(Tables):
@@ -317,13 +297,6 @@ class FileBlockTests(Tables):
         self.check(b"~FB\n~FE\n", [ErrorEvent()])
         self.check(b"~FB\nContent-Type: a/b\n\n~FE\n", [PrintedFile("file", "a/b", b"")])
 
-    def test_blocks_in_a_row(self) -> None:
-        file = PrintedFile("file", "application/octet-stream", b"x")
-        block = file_block(b"x")
-        self.check(block + block + b"\n" + block, [file, file, file])
-        self.check(block + b"~DB\n1\n~DE\n" + block, [file, b"1", file])
-        self.check(b"~DB\n1\n~DE\n" + block + b"\n~DB\n2\n~DE\n", [b"1", file, b"2"])
-
     def test_end_marker_needs_a_terminator_at_the_end_of_stdout(self) -> None:
         self.check_end(file_block(b"x", end=b"\n~FE"), [ErrorEvent()])
         self.check_end(file_block(b"a", "X-SEGI-As: path", end=b"\n~FE"), [ErrorEvent()])
@@ -339,11 +312,6 @@ class FileBlockTests(Tables):
         for size in (1, 1000, 10**6):
             events = parse(stdout, [Chunk(size)])
             self.assertEqual(classify(events), ["a", ErrorEvent(), "b", b"1"])
-
-    def test_error_for_a_file_over_the_limit_is_the_same_however_stdout_is_cut(self) -> None:
-        for body in (b"x" * (MAX_FILE + 1), b"x" * (MAX_FILE + MAX_HEADER_BYTES + 100)):
-            stdout = file_block(body)
-            self.assertEqual(parse(stdout, BYTE_BY_BYTE), parse(stdout))
 
     def test_broken_block_is_an_error_and_the_text_around_it_is_intact(self) -> None:
         for block in (b"~FB\nno headers\n~FE\n", file_block(b"x", "X-SEGI-As: shell")):
@@ -386,17 +354,6 @@ class WantedFileTests(SynchronousTestCase):
         self.assertIs(parser.awaited_file, None)
         self.assertEqual(decode(parser.finish()), ["\n"])
 
-    def test_next_file_is_wanted_only_after_the_first_has_been_answered(self) -> None:
-        parser = SegiParser(MARKERS)
-        parser.feed(self.block + self.block.replace(b"a.txt", b"b.txt") + b"c\n")
-        self.assertEqual(
-            classify(decode(parser.supply_file(b"1"))),
-            [PrintedFile("a.txt", "text/plain", b"1")],
-        )
-        assert parser.awaited_file is not None
-        self.assertEqual(parser.awaited_file.path, "out/b.txt")
-        self.assertEqual(classify(decode(parser.refuse_file("no"))), [ErrorEvent(), "c"])
-
     def test_to_finish_while_a_file_is_wanted_is_a_mistake(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(self.block + b"~DB\n1\n~DE\n")
@@ -426,24 +383,6 @@ class FlushTests(SynchronousTestCase):
         self.assertEqual(decode(parser.flush_partial_line()), ["0 %"])
         self.assertEqual(decode(parser.finish()), [])
 
-    def test_first_line_of_stdout_can_be_flushed(self) -> None:
-        parser = SegiParser(MARKERS)
-        self.assertFalse(parser.has_partial_line)
-        self.assertEqual(decode(parser.flush_partial_line()), [])
-        parser.feed(b"a")
-        self.assertEqual(decode(parser.flush_partial_line()), ["a"])
-        parser.feed(b"\n")
-        self.assertEqual(decode(parser.finish()), ["\n"])
-
-    def test_partial_line_after_a_block_waits_for_a_flush(self) -> None:
-        parser = SegiParser(MARKERS)
-        self.assertEqual(decode(parser.feed(b"~DB\n1\n~DE\na")), [b"1"])
-        self.assertEqual(decode(parser.flush_partial_line()), ["a"])
-        self.assertEqual(decode(parser.feed(b"\n~DB\n2\n~DE\n")), [b"2"])
-        self.assertFalse(parser.has_partial_line)
-        self.assertEqual(decode(parser.flush_partial_line()), [])
-        self.assertEqual(decode(parser.finish()), [])
-
     def test_terminator_is_held_back(self) -> None:
         parser = SegiParser(MARKERS)
         self.assertEqual(decode(parser.feed(b"a\n")), ["a"])
@@ -470,11 +409,6 @@ class FlushTests(SynchronousTestCase):
                 self.assertEqual(
                     decode(parser.flush_partial_line()), [*expected, marker.decode() + "x"]
                 )
-
-    def test_end_markers_are_not_held_back(self) -> None:
-        parser = SegiParser(MARKERS)
-        parser.feed(b"~DE")
-        self.assertEqual(decode(parser.flush_partial_line()), ["~DE"])
 
     def test_marker_in_mid_line_is_not_held_back(self) -> None:
         parser = SegiParser(MARKERS)
@@ -691,19 +625,6 @@ class PropertyTests(SynchronousTestCase):
         self, stdout: bytes, chunking: list[Chunk], late: int
     ) -> None:
         check_reference(stdout, chunking, late)
-
-    @given(outputs, places, places)
-    def test_events_depend_on_flushes_and_not_on_reads(
-        self, stdout: bytes, reads: set[int], flushes: set[int]
-    ) -> None:
-        assert parse_reads(stdout, reads, flushes) == parse_reads(stdout, set(), flushes)
-
-    @given(any_bytes, chunkings)
-    def test_text_without_blocks_is_what_python_decodes(
-        self, stdout: bytes, chunking: list[Chunk]
-    ) -> None:
-        stdout = stdout.replace(b"~", b"\xe2")
-        assert "".join(map(str, parse(stdout, chunking))) == stdout.decode("utf-8", "replace")
 
 
 class SmallStepTests(SynchronousTestCase):

@@ -175,20 +175,6 @@ def check_repeated(stdout: bytes, parts: Sequence[Sequence[Call]]) -> None:
     assert again.events == player.events, "nothing comes after the end"
 
 
-class PropertyTests(SynchronousTestCase):
-    @given(outputs, calls, calls)
-    def test_resumed_parser_cannot_be_told_from_the_first_one(
-        self, stdout: bytes, before: list[Call], after: list[Call]
-    ) -> None:
-        check_same_calls(stdout, before, after)
-
-    @given(outputs, st.lists(calls, min_size=3, max_size=3))
-    def test_third_process_gives_the_same_events(
-        self, stdout: bytes, parts: list[list[Call]]
-    ) -> None:
-        check_repeated(stdout, parts)
-
-
 class SmallStepTests(SynchronousTestCase):
     def setUp(self) -> None:
         for name, size in SMALL_STEPS.items():

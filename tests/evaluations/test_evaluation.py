@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 from twisted.internet.defer import Deferred
@@ -20,7 +20,6 @@ from tawebeval.config import (
 )
 from tawebeval.core.evaluations import Commit, EvaluationState
 from tawebeval.core.form import Repository, SubmissionFile
-from tawebeval.core.segi import SegiParser
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation
@@ -527,27 +526,6 @@ class FailureTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertIsNone(tally.latest_fault)
 
-    def test_defect_that_loses_events_kills_the_run_as_lost(self) -> None:
-        def fail(*_: object) -> NoReturn:
-            raise ZeroDivisionError("oh")
-
-        self.world.spawn.obeys = (signal.SIGKILL,)
-        self.begin()
-        self.world.child.print(b"good\n")
-        self.patch(SegiParser, "feed", fail)
-        self.world.child.print(b"bad\n")
-        self.assert_over(EvaluationState.FAILED, "lost", "good")
-        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-
-    def test_protocol_error_is_not_final(self) -> None:
-        self.begin()
-        begin = self.world.child.environment["EVALUATION_DATA_BEGIN"]
-        self.world.child.print(f"{begin}\n".encode())
-        self.world.child.end()
-        self.world.turn()
-        self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
-        self.assertEqual([e["payload"]["reason"] for e in self.lines()], ["protocol"])
-
     def test_process_that_cannot_be_started_is_lost_and_logged(self) -> None:
         self.world.sandbox.unable = OSError(11, "no more processes", "/bin/x")
         with capturedLogs() as events:
@@ -590,13 +568,6 @@ class StopTests(SlowTestCase):
     def stop(self, reason: EvaluationFailure = CANCELLED) -> None:
         self.evaluation.stop(reason)
         self.world.turn()
-
-    def test_queued_evaluation_stops_at_once(self) -> None:
-        self.slot.shut = True
-        self.begin()
-        self.stop()
-        self.assert_over(EvaluationState.CANCELLED, "cancelled")
-        self.assertEqual((self.slot.cancelled, len(self.slot)), (1, 0))
 
     def test_fetching_evaluation_gives_up_its_fetch(self) -> None:
         self.world.repositories.gate.shut = True

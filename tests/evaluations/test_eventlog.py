@@ -656,17 +656,6 @@ class LoadTests(ReadingTestCase):
         for one in (*many, *others):
             self.assertEqual(self.successResultOf(one).count, 1)
 
-    def test_reader_that_has_gone_frees_its_place(self) -> None:
-        gone = [self.read(cursor) for cursor in range(0, 8, 2)]
-        for one in reversed(gone):
-            one.cancel()
-            one.addErrback(lambda _: None)
-        while self.threads.waiting:
-            self.threads.step()
-        found = self.read(0)
-        self.threads.step()
-        self.assertEqual(self.successResultOf(found).count, 1)
-
     def test_events_acknowledged_meanwhile_are_discarded(self) -> None:
         for is_punched in (False, True):
             begin = self.log.begin_cursor
@@ -741,14 +730,6 @@ class FileTests(ReadingTestCase):
         self.assertEqual(calls, [self.log.discarded_stdout_bytes])
         self.assertEqual(self.threads.waiting, [])
 
-    def test_archive_keeps_the_files(self) -> None:
-        self.events.keeps_files = True
-        self.events.acknowledge(8)
-        self.assertEqual(self.threads.waiting, [])
-        self.events.keeps_files = False
-        self.events.free_discarded_files()
-        self.assertEqual(len(self.threads.waiting), 1)
-
     def test_disk_error_is_logged_once(self) -> None:
         def fail(before: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -759,15 +740,6 @@ class FileTests(ReadingTestCase):
             if self.threads.waiting:
                 self.threads.step()
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
-
-    def test_ended_evaluation_has_no_open_files(self) -> None:
-        self.assertEqual(len(self.source.open_files), 2)
-        self.source.end()
-        self.assertEqual(self.source.open_files, [])
-        found = self.read(0)
-        self.threads.step()
-        self.assertEqual(self.successResultOf(found).count, 1)
-        self.assertEqual(self.source.open_files, [])
 
     def test_discard_waits_for_threads(self) -> None:
         found = self.read(0)

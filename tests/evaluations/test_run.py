@@ -12,7 +12,6 @@ from hypothesis import given
 
 from tawebeval.config import LimitSettings
 from tawebeval.core import segi
-from tawebeval.core.event_log import EventLog
 from tawebeval.core.segi import PrintedFile, SegiParser
 from tawebeval.errors import EvaluationFailure, FailureReason, build_limit_failure
 from tawebeval.evaluations.run import PARTIAL_LINE_DELAY
@@ -123,15 +122,6 @@ class EndTests(RunTestCase):
         self.wanted[0][1].callback(b"content")
         self.assert_over(status=0)
         self.assertEqual(self.log.end_cursor, 1)
-
-    def test_run_ends_after_its_orphans_are_gone(self) -> None:
-        self.orphans.shut = True
-        self.child.end()
-        self.turn()
-        self.assertEqual(len(self.orphans), 1)
-        self.assertFalse(self.run_.run_ended.is_set)
-        self.orphans.open()
-        self.assert_over(status=0)
 
     def test_run_ends_though_its_orphans_cannot_be_ended(self) -> None:
         self.orphans.error = RuntimeError("no /proc")
@@ -398,14 +388,6 @@ class OutputTests(RunTestCase):
         self.assertEqual(failure.extra_members, {"limit": "limits.output", "value": 1024})
         self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
 
-    def test_byte_after_a_limit_that_was_reached_exactly_is_noticed(self) -> None:
-        self.child.print(b"x" * 1024)
-        self.child.print(b"y")
-        self.assertEqual(self.child.signals, [signal.SIGKILL])
-        self.child.end()
-        self.assert_over(status=0)
-        self.assertEqual(self.text(), "x" * 1024)
-
     def test_file_counts_as_its_event(self) -> None:
         self.child.print(b"x" * 900 + b"\n" + make_file_block(b"a") + b"after")
         self.turn()
@@ -512,15 +494,6 @@ class TurnTests(RunTestCase):
         self.assertGreater(len(sizes), 10)
         self.assertEqual(sizes, sorted(set(sizes)))
 
-    def test_reactor_does_what_else_is_due_between_two_turns(self) -> None:
-        self.child.print(FLOOD)
-        seen: list[int] = []
-        for _ in range(5):
-            self.clock.callLater(0, lambda: seen.append(self.log.end_cursor))
-            self.turn(1)
-        self.assertEqual(seen, sorted(set(seen)))
-        self.assertEqual((len(seen), self.child.paused), (5, True))
-
     def test_end_waits_for_all_that_came_before_it(self) -> None:
         self.child.print(FLOOD + MARKERS.data_end + b"\nhalf a line")
         self.child.end()
@@ -549,21 +522,6 @@ class FileTests(RunTestCase):
         self.assertEqual(self.events(), ["before", file, "after", "\n", "more"])
         self.assertFalse(self.child.paused)
         self.assertEqual(self.files.named, {0: b"content"})
-
-    def test_files_are_read_one_after_the_other(self) -> None:
-        self.child.print(
-            make_file_block(b"a") + make_file_block(b"b") + b"text\n" + make_file_block(b"c")
-        )
-        self.child.end()
-        self.turn()
-        for name in "abc":
-            self.assertFalse(self.run_.run_ended.is_set)
-            self.assertEqual(self.wanted[-1][0], name)
-            self.assertTrue(self.child.paused)
-            self.answer(name.encode())
-        self.assert_over(status=0)
-        a, b, c = (PrintedFile(name, PLAIN, name.encode()) for name in "abc")
-        self.assertEqual(self.events(), [a, b, "text", c])
 
     def test_refused_file_is_a_protocol_error(self) -> None:
         self.child.print(make_file_block(b"/etc/shadow") + b"after")
@@ -623,26 +581,9 @@ class LostOutputTests(RunTestCase):
         self.turn()
         self.assert_lost()
 
-    def test_defect_in_the_flush_of_a_partial_line(self) -> None:
-        self.break_(SegiParser, "flush_partial_line")
-        self.child.print(b"a")
-        self.clock.advance(PARTIAL_LINE_DELAY)
-        self.assert_lost()
-
-    def test_defect_in_taking_a_file(self) -> None:
-        self.break_(SegiParser, "supply_file")
-        self.print_file()
-        self.wanted[0][1].callback(b"content")
-        self.assert_lost()
-
     def test_defect_in_reading_a_file(self) -> None:
         self.print_file()
         self.wanted[0][1].errback(RuntimeError("a defect"))
-        self.assert_lost()
-
-    def test_defect_in_the_log(self) -> None:
-        self.break_(EventLog, "append_batch")
-        self.child.print(b"a\n")
         self.assert_lost()
 
     def test_defect_at_the_end_of_stdout_after_a_good_exit(self) -> None:

@@ -40,18 +40,6 @@ class AcceptTests(RegistryTestCase):
         listed = records.list_evaluations("", 0, 2)
         self.assertEqual([record.details.sequence_number for record in listed], [2, 4])
 
-    def test_full_queue_refuses_with_a_retry_time(self) -> None:
-        for _ in range(4):
-            self.registry.check_admission()
-            self.accept()
-        with self.assertRaises(ServerBusy) as caught:
-            self.registry.check_admission()
-        self.assertGreater(caught.exception.retry_after, 0)
-        with self.assertRaises(ServerBusy):
-            self.accept()
-        self.finish(self.world.spawn.children[0])
-        self.accept()
-
     def test_seed_is_the_clients_or_one_is_drawn_and_told(self) -> None:
         given = self.registry.get_status(self.accept(seed=0))["seed"]
         self.assertEqual(given, 0)
@@ -84,16 +72,6 @@ class IdempotencyTests(RegistryTestCase):
         self.assertEqual(len(self.world.spawn.children), 1)
         self.assertEqual(self.removed, ["remove_tree", "remove_tree"])
 
-    def test_key_lasts_as_long_as_its_evaluation(self) -> None:
-        first = self.accept(key="k", digest=b"1")
-        self.finish(self.world.child)
-        self.assertEqual(self.accept(key="k", digest=b"1"), first)
-        self.consume(first)
-        second = self.accept(key="k", digest=b"2")
-        self.assertNotEqual(second, first)
-        self.expire(900)
-        self.assertNotIn(self.accept(key="k", digest=b"3"), (first, second))
-
 
 class CancelTests(RegistryTestCase):
     def cancel(self, identifier: str) -> Deferred[None]:
@@ -114,15 +92,6 @@ class CancelTests(RegistryTestCase):
         self.assertEqual(self.registry.get_status(identifiers[3])["queue_place"], 0)
         self.accept()
         self.assertEqual(self.consume(identifiers[2]), ["cancelled"])
-
-    def test_cancel_can_be_repeated(self) -> None:
-        identifier, child = self.start()
-        asked = [self.cancel(identifier) for _ in range(3)]
-        self.finish(child)
-        for one in (*asked, self.cancel(identifier)):
-            self.assertIsNone(self.successResultOf(one))
-        self.assertEqual(self.consume(identifier), ["cancelled"])
-        self.assertIsNone(self.successResultOf(self.cancel(identifier)))
 
     def test_cancel_goes_on_without_its_client(self) -> None:
         identifier, child = self.start()
@@ -146,34 +115,6 @@ class PageTests(RegistryTestCase):
             caught.exception.extra_members, {"started": "2023-11-14T22:13:20.000+00:00"}
         )
         self.assertEqual(self.page(identifier, END)["end"], None)
-
-
-class ExpireTests(RegistryTestCase):
-    configuration = PATIENT
-
-    def test_slot_of_an_abandoned_evaluation_is_free_when_its_process_is_gone(self) -> None:
-        _, child = self.start()
-        others = [self.accept() for _ in range(2)]
-        self.world.clock.advance(899)
-        for identifier in others:
-            self.page(identifier)
-        self.expire(1)
-        self.assertEqual(self.registry.get_status(others[1])["state"], "queued")
-        self.finish(child)
-        self.assertEqual(self.registry.get_status(others[1])["state"], "running")
-
-
-class RefusalTests(RegistryTestCase):
-    def test_evaluation_that_was_lost_in_a_restart_is_gone(self) -> None:
-        identifier = self.accept()
-        self.registry = self.make(2)
-        self.assert_refused(EvaluationExpired, identifier)
-        self.assertEqual(self.page(identifier, END), {"begin": END, "end": None, "data": []})
-        self.assertIsNone(
-            self.successResultOf(
-                Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
-            )
-        )
 
 
 class WaitTests(RegistryTestCase):
@@ -309,37 +250,6 @@ class KeptTests(RegistryTestCase):
         self.page(first, END)
         self.registry.check_readiness()
 
-    def cut_stream(self, identifier: str) -> None:
-        """Let a stream be broken off after all events, before the end."""
-        subscription = self.registry.events.subscribe(identifier, None)
-        assert subscription is not None
-        with self.assertRaises(ConnectionError), subscription:
-            self.read(subscription)
-            raise ConnectionError
-
-    def test_partly_sent_evaluation_stays(self) -> None:
-        first, second = self.fill()
-        self.cut_stream(first)
-        subscription = self.registry.events.subscribe(second, None)
-        assert subscription is not None
-        with subscription:
-            self.read(subscription, 1)
-        self.refuse()
-        self.send_all(first)
-        self.page(first)
-        self.refuse()
-        self.world.clock.advance(29.5)
-        self.refuse()
-        subscription = self.registry.events.subscribe(first, None)
-        assert subscription is not None
-        with subscription:
-            self.world.clock.advance(0.5)
-            self.refuse()
-            self.page(second)
-        self.accept()
-        self.page(second)
-        self.assert_refused(EvaluationExpired, first)
-
 
 class DiskTests(RegistryTestCase):
     configuration = Configuration(
@@ -366,17 +276,6 @@ class DiskTests(RegistryTestCase):
         self.expire(900)
         self.assertEqual(self.world.disk.used, 20_000)
         self.finish(child)
-        self.assertEqual(self.world.disk.used, 0)
-
-    def test_what_a_stream_has_sent_goes_before_a_refusal(self) -> None:
-        identifier, child = self.start(b"x" * 20_000)
-        subscription = self.registry.events.subscribe(identifier, None)
-        assert subscription is not None
-        with subscription:
-            self.finish(child)
-            self.read(subscription)
-            self.refuse()
-        self.accept()
         self.assertEqual(self.world.disk.used, 0)
 
     def test_forgotten_evaluation_counts_while_a_stream_reads_it(self) -> None:
@@ -440,20 +339,6 @@ class NothingLeftTests(RegistryTestCase):
         del child, subscription
         self.consume(identifier)
         self.assert_nothing_left(references)
-
-    def test_evaluation_sent_to_its_end_leaves_nothing(self) -> None:
-        for way in (self.consume, lambda _: self.world.clock.advance(900)):
-            identifier, child = self.start(b"a line\n")
-            references = self.watch(identifier)
-            self.finish(child)
-            subscription = self.registry.events.subscribe(identifier, None)
-            assert subscription is not None
-            with subscription:
-                self.read(subscription, 100)
-            del child, subscription
-            way(identifier)
-            self.registry.expire_evaluations()
-            self.assert_nothing_left(references)
 
     def test_abandoned_evaluation_leaves_nothing(self) -> None:
         identifier, child = self.start(b"a line\n" * 100)

@@ -236,14 +236,6 @@ class KeptShareTests(KeptShareTestCase):
         self.assertRaises(ServerBusy, self.registry.check_admission, "frank")
         self.assertEqual(len(looks), 5)
 
-    def test_discarding_unread_events_makes_room(self) -> None:
-        identifier, _ = self.leave("alice", 2)
-        cancelled = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier, "alice"))
-        self.successResultOf(cancelled)
-        self.check_over("alice")
-        self.assertIsNone(self.registry.events.read_page_now(identifier, END, "alice").end_cursor)
-        self.leave("alice")
-
     def test_waiting_and_running_evaluations_do_not_count(self) -> None:
         for _ in range(4):
             self.registry.accept_form(self.upload(), "alice")
@@ -267,42 +259,6 @@ class NoKeptShareTests(KeptShareTestCase):
                 ServerBusy, self.registry.accept_form, self.upload(), "alice"
             )
             self.assertIs(type(refusal), ServerBusy)
-
-
-class BytesShareTests(KeptShareTestCase):
-    configuration = Configuration(
-        evaluations=EvaluationSettings(retain=600),
-        buffers=EventBufferSettings(disk=4096),
-    )
-
-    def print(self) -> None:
-        self.world.child.print(b"x" * 1024 + b"\n")
-
-    def check_over(self, caller: str) -> None:
-        """Hold that nothing is accepted of this caller, who is told what to do."""
-        error = self.assertRaises(CallerQuotaExceeded, self.registry.check_admission, caller)
-        self.assertEqual(error.retry_after, 30)
-        self.assertIn("buffers.disk", error.detail)
-        self.assertIn("after=end", error.detail)
-
-    def test_caller_with_unread_bytes_gets_nothing_more_and_others_do(self) -> None:
-        (first,) = self.leave("alice")
-        self.registry.check_admission("alice")
-        self.leave("alice")
-        self.check_over("alice")
-        self.leave("bob")
-        self.registry.events.read_page_now(first, END, "alice")
-        self.leave("alice")
-        self.check_over("alice")
-
-    def test_status_does_not_keep_unread_bytes(self) -> None:
-        identifiers = self.leave("alice", 2)
-        self.world.clock.advance(599)
-        for identifier in identifiers:
-            self.registry.get_status(identifier, "alice")
-        self.check_over("alice")
-        self.expire(1)
-        self.registry.check_admission("alice")
 
 
 class WaitForRoomTests(RegistryTestCase):
@@ -334,10 +290,6 @@ class WaitForRoomTests(RegistryTestCase):
         """Return the states of the evaluations."""
         names = (self.first, "alice"), (self.second, "alice"), (self.bobs, "bob")
         return [self.registry.get_status(name, caller)["state"] for name, caller in names]
-
-    def test_evaluation_waits_until_unread_events_are_read(self) -> None:
-        self.world.child.print(b"x" * 2048)
-        self.check_wait(lambda: self.registry.events.read_page_now(self.first, END, "alice"))
 
     def test_evaluation_waits_until_memory_of_newest_events_is_given_back(self) -> None:
         log = EventLog(self.world.memory, caller="alice")
