@@ -280,9 +280,8 @@ class EventMemory:
 
     Beyond it the caller that has most loses the segments that were read or written least recently.
     The newest segment of each log stays in memory, and so does an error event behind it:
-    `fixed_share` counts both, and no evaluation is accepted or started beyond it. `on_room()` is
-    called when a caller no longer uses up its part of `fixed_share`. The more logs there are, the
-    smaller a segment may end (`min_segment_bytes`).
+    `fixed_share` counts both, and no evaluation is accepted or started beyond it. The more logs
+    there are, the smaller a segment may end (`min_segment_bytes`).
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -297,7 +296,6 @@ class EventMemory:
             "the newest events of all evaluations use up the memory (buffers.total); try again"
             " later",
         )
-        self.on_room: Callable[[], object] = lambda: None
         self._newest: dict[EventSegment, int] = {}
         # By caller; the next to evict is first.
         self._ended: dict[str, OrderedDict[EventSegment, int]] = {}
@@ -314,13 +312,14 @@ class EventMemory:
     def note_use(self, segment: EventSegment) -> None:
         """Count a segment's bytes, as the last one to evict; evict others beyond the bound."""
         assert segment.ring is not None, "it is in memory"
-        was_used_up = self.fixed_share.is_part_used_up(segment.caller)
-        self._uncount(segment)
         size = segment.ring.memory_bytes
+        # First, lest the caller seems to have room meanwhile.
         self.share.take(size, segment.caller)
         if segment.source is None:
-            self._newest[segment] = size
             self.fixed_share.take(size, segment.caller)
+        self.release(segment)
+        if segment.source is None:
+            self._newest[segment] = size
         else:
             self._ended.setdefault(segment.caller, OrderedDict())[segment] = size
         while self.share.used > self.share.total:
@@ -328,8 +327,7 @@ class EventMemory:
             if evicted is None:
                 break
             evicted.ring = None
-            self._uncount(evicted)
-        self._tell_room(segment.caller, was_used_up=was_used_up)
+            self.release(evicted)
 
     def _find_segment_to_evict(self, kept: EventSegment) -> EventSegment | None:
         """Return a segment of the caller that has most, but not the one in use."""
@@ -340,16 +338,7 @@ class EventMemory:
         return next(segment for segment in self._ended[caller] if segment is not kept)
 
     def release(self, segment: EventSegment) -> None:
-        """Count a segment no longer: it has left its log."""
-        was_used_up = self.fixed_share.is_part_used_up(segment.caller)
-        self._uncount(segment)
-        self._tell_room(segment.caller, was_used_up=was_used_up)
-
-    def _tell_room(self, caller: str, *, was_used_up: bool) -> None:
-        if was_used_up and not self.fixed_share.is_part_used_up(caller):
-            self.on_room()
-
-    def _uncount(self, segment: EventSegment) -> None:
+        """Count a segment no longer: it has left its log, or memory."""
         size, ended = self._newest.pop(segment, 0), self._ended.get(segment.caller)
         self.fixed_share.give_back(size, segment.caller)
         if ended is not None:

@@ -54,6 +54,7 @@ class Share:
     - `make_room(amount, caller)`: gives back at least `amount` of what can be discarded, and
       returns True; returns False, and gives back nothing, if that is too little. It takes from the
       caller or, for None, first from the callers that have most (`list_callers`).
+    - `on_room()` is called when a caller no longer uses up its part.
     """
 
     resource: SharedResource
@@ -63,6 +64,7 @@ class Share:
     refusal_of_all: str = ""
     retry_after: int = 30
     make_room: Callable[[int, str | None], bool] = _discard_nothing
+    on_room: Callable[[], object] = lambda: None
     used: int = attrs.field(default=0, init=False)
     used_by_caller: Counter[str] = attrs.field(factory=Counter, init=False)
 
@@ -112,10 +114,13 @@ class Share:
 
     def take(self, amount: int, caller: str) -> None:
         """Count an amount for a caller, whether there is room or not."""
+        was_used_up = self.is_part_used_up(caller)
         self.used += amount
         self.used_by_caller[caller] += amount
         if not self.used_by_caller[caller]:
             del self.used_by_caller[caller]
+        if was_used_up and not self.is_part_used_up(caller):
+            self.on_room()
 
     def give_back(self, amount: int, caller: str) -> None:
         """Count an amount no more. A caller gives back what it has taken, at most."""

@@ -501,7 +501,6 @@ class _Builder:
         self.store = EvaluationStore.open(
             directories.state / STORE_NAME,
             self._make_threads(1, "store", abandons_running_calls=True),
-            self._make_threads(1, "stored", abandons_running_calls=True),
             reactor,
         )
         self.left_evaluations = LeftEvaluations(self.store.load_live())

@@ -208,12 +208,8 @@ class Evaluation:
         self._set_event_bytes(0)
 
     def _set_event_bytes(self, size: int) -> None:
-        share, caller = self.context.unread_events, self.details.caller
-        was_used_up = share.is_part_used_up(caller)
-        share.take(size - self.event_bytes, caller)
-        self.event_bytes = size
-        if was_used_up and not share.is_part_used_up(caller):
-            self.context.event_room_condition.notify()
+        taken, self.event_bytes = self.event_bytes, size
+        self.context.unread_events.take(size - taken, self.details.caller)
 
     def stop(self, failure: EvaluationFailure) -> None:
         """End the evaluation; `failure` becomes the final event. No effect after the end.

@@ -182,9 +182,10 @@ class EvaluationRegistry:
         self._retries = RetrySchedule(self.run_queue.slot_count)
         for share in self._list_shares():
             share.make_room = partial(self._forget_sent, share)
-        # In another turn: a log is being changed.
         wake = context.event_room_condition.notify
-        context.event_memory.on_room = partial(context.clock.callLater, 0, wake)
+        context.unread_events.on_room = wake
+        # In another turn: a log is being changed.
+        context.event_memory.fixed_share.on_room = partial(context.clock.callLater, 0, wake)
         # Evaluations with a process or a directory left, also those that are forgotten.
         self._alive: dict[str, Evaluation] = {}
         self._is_stopping = self._is_urgent = False

@@ -11,8 +11,7 @@ daemon has, and one deletion for each that it had when the disk began to fail.
 The files, all of them closed to other users:
 
 PATH                            the database of SQLite, which adds PATH-wal and PATH-shm
-PATH.lock                       locked by the daemon that uses the database; it has a word once the
-                                database was closed well
+PATH.lock                       locked by the daemon that uses the database
 PATH.damaged-TIME               a damaged database that was set aside
 """
 
@@ -295,9 +294,7 @@ PRAGMA user_version = 1;
 COMMIT;
 """
 _WAIT = 2.0  # seconds for which a transaction waits for that of another program
-_CLOSED = b"closed\n"
 _MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoint
-_CHECKED_BYTES = 64 * 2**20  # up to which a closed database is checked, too: 0.1 s
 # Remedies of the errors for which the machine, or another program, is at fault and not the file.
 _REMEDIES = {
     sqlite3.SQLITE_FULL: DISK_FULL_REMEDY,
@@ -349,22 +346,19 @@ RETRY_SECONDS = 5
 class EvaluationStore:
     """The store in the database `path`; made by `open`.
 
-    `writer` and `reader` are pools of one thread each, with a connection of its own, so that
-    neither waits for the other. The methods `load_*` block; they are for the start, before the
-    first change. `problem` says why changes cannot be written now, None if they can.
-    `transaction_count` is the number of transactions that were committed since the start.
+    `thread` is a pool of one thread, which reads and writes. The methods `load_*` block; they are
+    for the start, before the first change. `problem` says why changes cannot be written now, None
+    if they can. `transaction_count` is the number of transactions that were committed since the
+    start.
     """
 
     _path: Path
-    _writer: WorkerThreads
-    _reader: WorkerThreads
+    _thread: WorkerThreads
     _clock: IReactorTime
     problem: str | None = None
     transaction_count: int = 0
     _lock: int = -1
     _connection: sqlite3.Connection = attrs.field(init=False)
-    _reading: sqlite3.Connection | None = None
-    _has_failed: bool = False  # then the next start checks the whole file
     _waiting: Changes = attrs.field(factory=dict)
     _flushing: list[Deferred[None]] = attrs.field(factory=list)
     _is_writing: bool = False
@@ -376,15 +370,13 @@ class EvaluationStore:
     # Start
 
     @classmethod
-    def open(
-        cls, path: Path, writer: WorkerThreads, reader: WorkerThreads, clock: IReactorTime
-    ) -> EvaluationStore:
+    def open(cls, path: Path, thread: WorkerThreads, clock: IReactorTime) -> EvaluationStore:
         """Open the database, and create it if it is missing. Blocks.
 
         A damaged file is set aside, and the database begins empty. Raises: ConfigurationError, if
         another daemon uses the file, its format is newer, or the disk fails.
         """
-        store = cls(path, writer, reader, clock)
+        store = cls(path, thread, clock)
         try:
             store._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             store._open_locked()
@@ -403,18 +395,19 @@ class EvaluationStore:
                 f"{self._path} is in use by another tawebeval",
                 "stop it, or set another STATE_DIRECTORY",
             ) from None
-        was_closed = os.pread(self._lock, len(_CLOSED), 0) == _CLOSED
-        os.ftruncate(self._lock, 0)
         try:
-            self._connection = self._connect(was_closed=was_closed)
+            self._connection = self._connect()
         except _DAMAGES as error:
             self._connection = self._replace(error)
 
-    def _connect(self, *, was_closed: bool) -> sqlite3.Connection:
-        """Return a connection for writing. Raises: OSError, sqlite3.Error, ConfigurationError."""
+    def _connect(self) -> sqlite3.Connection:
+        """Return the connection. Raises: OSError, sqlite3.Error, ConfigurationError."""
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        connection = self._make_connection()
+        connection = sqlite3.connect(
+            self._path, timeout=_WAIT, isolation_level=None, check_same_thread=False
+        )
         try:
+            connection.execute("PRAGMA cell_size_check = ON")  # finds more damages for nothing
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
@@ -429,20 +422,13 @@ class EvaluationStore:
                 connection.executescript(_SCHEMA)
             elif version != FORMAT:
                 raise sqlite3.DatabaseError(f"its format is {version}")
-            elif not was_closed or self._path.stat().st_size <= _CHECKED_BYTES:
+            else:  # takes 0.1 s for 64 MiB
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
                 if found != "ok":
                     raise sqlite3.DatabaseError(found)
         except BaseException:
             connection.close()
             raise
-        return connection
-
-    def _make_connection(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self._path, timeout=_WAIT, isolation_level=None, check_same_thread=False
-        )
-        connection.execute("PRAGMA cell_size_check = ON")  # finds more damages, and costs nothing
         return connection
 
     def _replace(self, error: sqlite3.Error | UnicodeDecodeError) -> sqlite3.Connection:
@@ -466,23 +452,18 @@ class EvaluationStore:
             for suffix in ("-wal", "-shm", ""):
                 Path(f"{old}{suffix}").unlink(missing_ok=True)
         try:
-            return self._connect(was_closed=False)
+            return self._connect()
         except sqlite3.Error as error:
             what, remedy = describe_database_error(error)
             raise ConfigurationError(f"{self._path} cannot be created: {what}", remedy) from None
 
     def find_last_sequence_number(self) -> int:
-        """Return the highest sequence number of a row, 0 without one or if the file is damaged."""
-        try:
-            found = self._connection.execute(
-                "SELECT max(sequence_number) FROM evaluations WHERE is_live UNION ALL"
-                " SELECT max(sequence_number) FROM evaluations WHERE archived_bytes IS NOT NULL"
-            )
-            return max(number or 0 for (number,) in found)
-        except _DAMAGES as error:
-            problem = describe_database_error(error)
-            log.error("{path} cannot be read: {problem}", path=self._path, problem=problem)  # noqa: TRY400
-            return 0
+        """Return the highest sequence number of a row, 0 without one."""
+        found = self._connection.execute(
+            "SELECT max(sequence_number) FROM evaluations WHERE is_live UNION ALL"
+            " SELECT max(sequence_number) FROM evaluations WHERE archived_bytes IS NOT NULL"
+        )
+        return max(number or 0 for (number,) in found)
 
     def load_live(self) -> list[EvaluationDetails]:
         """Return the rows of all evaluations that are not in the archive alone, by number."""
@@ -604,21 +585,11 @@ class EvaluationStore:
             words = "{problem}; the changes that wait are lost: {count}"
             log.error(words, problem=self.problem, count=len(self._waiting))
         self._cancel_retry()
-        await self._reader.run_in_thread(self._close_reader)
-        await self._writer.run_in_thread(self._close_writer)
+        await self._thread.run_in_thread(self._disconnect)
 
-    def _close_reader(self) -> None:
-        """Close the connection of the thread that reads."""
-        if self._reading is not None:
-            self._reading.close()
-            self._reading = None
-
-    def _close_writer(self) -> None:
-        """Close the connection that writes, and let another daemon use the database."""
+    def _disconnect(self) -> None:
+        """Close the connection, and let another daemon use the database."""
         self._connection.close()
-        if not self._has_failed:
-            with suppress(OSError):  # then the next start checks the file
-                os.pwrite(self._lock, _CLOSED, 0)
         os.close(self._lock)
 
     def _write_soon(self) -> None:
@@ -647,7 +618,7 @@ class EvaluationStore:
         self._waiting, self._flushing = {}, []
         # After a failure a transaction without changes finds out whether others are possible.
         if changes or self.problem is not None:
-            self._set_problem(await self._writer.run_in_thread(self._try_to_write, changes))
+            self._set_problem(await self._thread.run_in_thread(self._try_to_write, changes))
         if self.problem is None:
             for deferred in flushing:
                 deferred.callback(None)
@@ -670,19 +641,15 @@ class EvaluationStore:
 
         The values are those of all columns, the name first. Raises: sqlite3.Error.
         """
-        try:
-            with self._connection as connection:  # commits, or rolls back
-                connection.execute("BEGIN IMMEDIATE")
-                for (table, name), values in changes.items():
-                    if values is None:
-                        connection.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608
-                    else:
-                        places = ", ".join("?" * len(values))
-                        insert = f"INSERT OR REPLACE INTO {table} VALUES ({places})"  # noqa: S608
-                        connection.execute(insert, values)
-        except sqlite3.Error:
-            self._has_failed = True
-            raise
+        with self._connection as connection:  # commits, or rolls back
+            connection.execute("BEGIN IMMEDIATE")
+            for (table, name), values in changes.items():
+                if values is None:
+                    connection.execute(f"DELETE FROM {table} WHERE name = ?", (name,))  # noqa: S608
+                else:
+                    places = ", ".join("?" * len(values))
+                    insert = f"INSERT OR REPLACE INTO {table} VALUES ({places})"  # noqa: S608
+                    connection.execute(insert, values)
         self.transaction_count += 1
 
     def _set_problem(self, problem: SetupProblem | None) -> None:
@@ -786,7 +753,7 @@ class EvaluationStore:
 
     async def _read(self, call: Callable[..., T], *arguments: Any) -> T:
         try:
-            return await self._reader.run_in_thread(call, *arguments)
+            return await self._thread.run_in_thread(call, *arguments)
         except sqlite3.Error as error:
             words = "{path} cannot be read: {problem}"
             problem = describe_database_error(error)
@@ -794,10 +761,4 @@ class EvaluationStore:
             raise StoreError from None
 
     def _select(self, statement: str, *parameters: object) -> list[Any]:
-        try:
-            if self._reading is None:
-                self._reading = self._make_connection()
-            return self._reading.execute(statement, parameters).fetchall()
-        except sqlite3.Error:
-            self._has_failed = True
-            raise
+        return self._connection.execute(statement, parameters).fetchall()

@@ -14,7 +14,7 @@ from tawebeval.evaluations.store import EvaluationStore
 def close_databases_at_end(case: SynchronousTestCase) -> Callable[[], None]:
     """Close all databases at the end of the test; return a function that closes them now."""
     opened: list[EvaluationStore] = []
-    open_database, close_database = EvaluationStore.open, EvaluationStore._close_writer
+    open_database, close_database = EvaluationStore.open, EvaluationStore._disconnect
 
     def note_open(path: Path, *others: Any) -> EvaluationStore:
         opened.append(open_database(path, *others))
@@ -30,6 +30,6 @@ def close_databases_at_end(case: SynchronousTestCase) -> Callable[[], None]:
             close_once(opened[-1])
 
     case.patch(EvaluationStore, "open", note_open)
-    case.patch(EvaluationStore, "_close_writer", close_once)
+    case.patch(EvaluationStore, "_disconnect", close_once)
     case.addCleanup(close_all)
     return close_all

@@ -52,6 +52,11 @@ def timed(lines: bytes) -> list[str]:
     return [event["time"] for event in events]
 
 
+def to_ms(seconds: float) -> str:
+    """Format a time as the milliseconds that were recorded."""
+    return f"{seconds * 1000:.0f}"
+
+
 class EventTimesTests(SynchronousTestCase):
     def test_each_event_has_the_time_of_its_write(self) -> None:
         times = EventTimes()
@@ -60,14 +65,14 @@ class EventTimesTests(SynchronousTestCase):
         expected = ["5", "5", "5", "7", "6", "6"]
         for first in range(6):
             for last in range(first, 7):
-                lines = times.add_times_to_lines(first, batch_of(last - first), str)
+                lines = times.add_times_to_lines(first, batch_of(last - first), to_ms)
                 self.assertEqual(timed(lines), expected[first:last])
 
     def test_apart_from_its_time_an_event_stays_as_it_is_byte_by_byte(self) -> None:
         times = EventTimes()
         times.record_time(0, 1)
         batch = encode_data_event(b'{"a" : 1.50}') + encode_text_events(b'}\n"}\n')
-        lines = times.add_times_to_lines(0, batch, str)
+        lines = times.add_times_to_lines(0, batch, to_ms)
         self.assertEqual(lines.replace(b',"time":"1"', b""), batch.lines)
         self.assertEqual(lines.count(b',"time":"1"'), batch.count)
 
@@ -80,7 +85,7 @@ class EventTimesTests(SynchronousTestCase):
         for oldest in range(99):
             times.discard_times_before(oldest)
             self.assertLessEqual(times.memory_bytes, 2 * (99 - oldest) * BYTES_PER_TIMESTAMP)
-            self.assertEqual(timed(times.add_times_to_lines(99, batch_of(1), str)), ["99"])
+            self.assertEqual(timed(times.add_times_to_lines(99, batch_of(1), to_ms)), ["99"])
         times.discard_times_before(100)
         self.assertEqual(times.memory_bytes, 0)
 
@@ -334,7 +339,9 @@ class MemoryTests(SynchronousTestCase):
     def test_caller_whose_newest_segments_leave_has_room_again(self) -> None:
         told: list[bool] = []
         memory = EventMemory(400)
-        memory.on_room = lambda: told.append(memory.fixed_share.is_part_used_up("alice"))
+        memory.fixed_share.on_room = lambda: told.append(
+            memory.fixed_share.is_part_used_up("alice")
+        )
         log = EventLog(memory, caller="alice")
         for value in range(9):
             log.append_batch(number(value), 0)

@@ -41,10 +41,9 @@ def write(path: Path, number: int, seed: int, pipe: int) -> None:
     """Make changes until the process is killed."""
     reactor: Any = epollreactor.EPollReactor()
     chance = random.Random(seed)
-    pools = [WorkerThreads.create(reactor, 1, name) for name in ("writer", "reader")]
-    for pool in pools:
-        pool.start()
-    store = EvaluationStore.open(path, pools[0], pools[1], reactor)
+    thread = WorkerThreads.create(reactor, 1, "store")
+    thread.start()
+    store = EvaluationStore.open(path, thread, reactor)
     store.load_live()
 
     def tell(kind: str, number: int, identifier: str = "-") -> None:
@@ -76,9 +75,9 @@ def write(path: Path, number: int, seed: int, pipe: int) -> None:
 
 def read_state(path: Path) -> State:
     """Return what the store has."""
-    store = EvaluationStore.open(path, *[None] * 3)  # type: ignore[arg-type]
+    store = EvaluationStore.open(path, *[None] * 2)  # type: ignore[arg-type]
     rows = store.load_live()
-    store._close_writer()
+    store._disconnect()
     for row in rows:
         whole = make_row(row.identifier, row.sequence_number)
         assert pack(row) == pack(whole), f"{row.identifier} is torn"

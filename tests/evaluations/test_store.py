@@ -149,8 +149,7 @@ class StoreTestCase(SynchronousTestCase):
         self.threads: Any = InlineThreads()
 
     def open(self) -> EvaluationStore:
-        reader = cast(WorkerThreads, InlineThreads())
-        return EvaluationStore.open(self.path, self.threads, reader, self.clock)
+        return EvaluationStore.open(self.path, self.threads, self.clock)
 
     def take(self, coroutine: Coroutine[Deferred[Any], Any, T]) -> T:
         return self.successResultOf(Deferred.fromCoroutine(coroutine))
@@ -338,7 +337,7 @@ class ArchivedTests(StoreTestCase):
         self.assertEqual(list_numbers(0, 9, 2), [1, 2])
 
     def test_callers_take_turns_at_lists_and_a_status_waits_for_one_of_them(self) -> None:
-        self.store._reader = threads = SlowThreads()  # type: ignore[assignment]
+        self.store._thread = threads = SlowThreads()  # type: ignore[assignment]
         ended: list[str] = []
         for caller in ("alice", "alice", "alice", "bob"):
             found = self.store.list_archived(caller, 0, 9, 9, lambda _: None)
@@ -404,7 +403,7 @@ class OpeningTests(StoreTestCase):
         self.addCleanup(lambda: self.take(store.close()))
         code = (
             "import sys; from pathlib import Path; from tawebeval.evaluations.store import *\n"
-            "EvaluationStore.open(Path(sys.argv[1]), None, None, None)"
+            "EvaluationStore.open(Path(sys.argv[1]), None, None)"
         )
         command = [sys.executable, "-c", code, str(self.path)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -463,22 +462,6 @@ class OpeningTests(StoreTestCase):
         self.assertEqual(found, ["e0", "e2"])
         self.assertIn("a row of evaluations is damaged, and is lost: its checksum is wrong", line)
         self.assertEqual(self.reopen(), (["e0", "e2"], []))
-
-    def test_damaged_index_of_a_file_that_is_too_large_to_check_stops_no_start(self) -> None:
-        self.fill(3)
-        self.patch(store_module, "_CHECKED_BYTES", 0)
-        with closing(sqlite3.connect(self.path)) as connection:
-            query = "SELECT rootpage FROM sqlite_schema WHERE name = 'archived'"
-            (page,) = connection.execute(query).fetchone()
-        with self.path.open("r+b") as file:
-            file.seek(4096 * (page - 1))
-            file.write(bytes(4096))
-        store = self.open()
-        self.addCleanup(lambda: self.take(store.close()))
-        self.assertEqual(len(store.load_live()), 3)
-        with capturedLogs() as events:
-            self.assertEqual(store.find_last_sequence_number(), 0)
-        self.assertIn("cannot be read: database disk image is malformed", formatEvent(events[0]))
 
     def test_text_that_is_no_utf_8_is_a_damage(self) -> None:
         self.fill(1)
@@ -572,8 +555,7 @@ class StoreMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.path = self.directory / "evaluations.sqlite"
         self.threads, self.clock = SlowThreads(), Clock()
-        writer, reader = cast(WorkerThreads, self.threads), cast(WorkerThreads, InlineThreads())
-        self.store = EvaluationStore.open(self.path, writer, reader, self.clock)
+        self.store = EvaluationStore.open(self.path, cast(WorkerThreads, self.threads), self.clock)
         self.changes: list[tuple[int, str, int | None]] = []  # their numbers, and new cursors
         self.committed = 0
 
@@ -628,7 +610,7 @@ class StoreMachine(RuleBasedStateMachine):
         directory = Path(tempfile.mkdtemp())
         for suffix in ("", "-wal", ".lock"):
             shutil.copy(f"{self.path}{suffix}", directory)
-        self.store._close_writer()
+        self.store._disconnect()
         shutil.rmtree(self.directory)
         self.directory = directory
         changes, committed = self.changes, self.committed
@@ -662,7 +644,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.close()
-        self.store._close_writer()
+        self.store._disconnect()
         shutil.rmtree(self.directory)
 
 
