@@ -75,15 +75,6 @@ class OneShotTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(other), 3)
         self.assertEqual(self.successResultOf(event.wait()), 3)
 
-    def test_waiters_before_and_after_get_the_same_value(self) -> None:
-        event: OneShotEvent[str] = OneShotEvent()
-        before = [event.wait(), event.wait()]
-        self.assertFalse(event.is_set)
-        event.set_value("x")
-        self.assertTrue(event.is_set)
-        for waiter in (*before, event.wait()):
-            self.assertEqual(self.successResultOf(waiter), "x")
-
     def test_changes_to_a_deferred_are_invisible_to_others(self) -> None:
         event: OneShotEvent[int] = OneShotEvent()
         first, second = event.wait(), event.wait()
@@ -162,29 +153,6 @@ class ThreadsTests(TestCase):
         total, thread = await self.threads.run_in_thread(call, 1, b=2)
         self.assertEqual(total, 3)
         self.assertNotEqual(thread, threading.get_ident())
-
-    async def test_busy_pool_delays_its_own_calls_only(self) -> None:
-        may_go_on = threading.Event()
-        other = WorkerThreads.create(reactor, 1, "other")
-        other.start()
-        self.addCleanup(other.stop)
-        at_work: set[int] = set()
-
-        def work() -> bool:
-            at_work.add(threading.get_ident())
-            return may_go_on.wait(PATIENCE)
-
-        busy = [Deferred.fromCoroutine(self.threads.run_in_thread(work)) for _ in range(3)]
-        try:
-            self.assertNotEqual(
-                await other.run_in_thread(threading.get_ident), threading.get_ident()
-            )
-            self.assertEqual([one.called for one in busy], [False] * 3)
-        finally:
-            may_go_on.set()
-        for one in busy:
-            self.assertTrue(await one)
-        self.assertLessEqual(len(at_work), 2)
 
     async def test_calls_before_the_start_wait(self) -> None:
         before = threading.active_count()

@@ -25,7 +25,7 @@ from tawebeval.core.events import (
 )
 from tawebeval.core.segi import PrintedFile
 from tests.cases.event_source import EventSource
-from tests.cases.strategies import ErrorEvent, classify, decode, texts
+from tests.cases.strategies import classify, decode, texts
 
 
 def text_events(block: bytes) -> list[str]:
@@ -67,23 +67,6 @@ class TextTests(SynchronousTestCase):
             ('"}\n', ['"}', "\n"]),
         ):
             self.check(block.encode(), events)
-
-    def test_blank_lines_between_long_ones(self) -> None:
-        long = "x" * 5000
-        for count in (1, 2, 3):
-            blank = ["\n"] * count
-            self.check(("\n" * count + long).encode(), [*blank, long])
-            self.check((long + "\n" * count).encode(), [long, *blank])
-            self.check((long + "\n" * count + long).encode(), [long, *blank, long])
-            several = f"a\n{long}\nb\n{long}" + "\n" * count + "c"
-            self.check(several.encode(), ["a", "\n", long, "\n", "b", "\n", long, *blank, "c"])
-
-    def test_text_with_every_stand_in_is_exact(self) -> None:
-        everything = "\x7f" + "".join(map(chr, range(0xFDD0, 0xFDF0)))
-        for end in range(len(everything) + 1):
-            line = everything[:end]
-            events = ["a", "\n", "\n", *([line] if line else []), "\n", "é\ufffd"]
-            self.check(b"a\n\n" + line.encode() + b"\n\xc3\xa9\xff", events)
 
     def test_text_with_every_rare_stand_in_is_exact(self) -> None:
         everything = "\x7f" + "".join(map(chr, (*range(0xFDD0, 0xFDF0), *range(0x10000, 0x11000))))
@@ -135,9 +118,6 @@ class DataTests(SynchronousTestCase):
                 "stderr": "é",
             },
         )
-
-    def test_error_may_have_no_further_members(self) -> None:
-        self.assertEqual(classify(decode(encode_error_event("lost", "gone"))), [ErrorEvent("lost")])
 
 
 class BatchTests(SynchronousTestCase):
@@ -203,12 +183,6 @@ class ServerSentTests(SynchronousTestCase):
             b'data: {"type":"data","payload":2}\nid: 9\n\n',
         )
 
-    def test_carriage_return_between_tokens_becomes_another_space(self) -> None:
-        self.assertEqual(
-            encode_server_sent_events(0, encode_data_event(b"[1,\r2]\r")),
-            b'data: {"type":"data","payload":[1, 2] }\nid: 1\n\n',
-        )
-
     @given(FIRST, PAYLOADS)
     def test_browser_finds_each_event_and_cursor(
         self, first: int, batches: list[EventBatch]
@@ -228,29 +202,11 @@ class ServerSentTests(SynchronousTestCase):
         assert {event.type for event in source.events} <= {"message"}
         assert source.retry == 2000
 
-    @given(FIRST, PAYLOADS, st.integers(0, 6))
-    def test_however_events_are_put_into_batches_the_stream_is_the_same(
-        self, first: int, batches: list[EventBatch], at: int
-    ) -> None:
-        one, other = joined(batches[:at]), joined(batches[at:])
-        whole = encode_server_sent_events(first, joined(batches))
-        assert whole == encode_server_sent_events(first, one) + encode_server_sent_events(
-            first + one.count, other
-        )
-
     def test_end_is_an_event_of_its_own(self) -> None:
         source = EventSource()
         source.feed(EVENT_STREAM.last_bytes)
         (event,) = source.events
         self.assertEqual((event.type, event.data, event.last_event_id), ("end", "null", "end"))
-
-    def test_heartbeat_is_no_event_and_changes_no_cursor(self) -> None:
-        source = EventSource()
-        source.feed(
-            encode_server_sent_events(0, encode_data_event(b"1")) + EVENT_STREAM.heartbeat_bytes * 3
-        )
-        self.assertEqual((len(source.events), source.last_event_id), (1, "1"))
-        self.assertTrue(EVENT_STREAM.heartbeat_bytes)
 
 
 class MessageTests(SynchronousTestCase):

@@ -49,10 +49,6 @@ class BoundaryTests(SynchronousTestCase):
         assert at <= place <= at + 3
         assert decoded(some[:place]) + decoded(some[place:]) == decoded(some)
 
-    def test_first_character_is_not_cut_apart_either(self) -> None:
-        for at in range(4):
-            self.assertEqual(find_character_boundary("😀".encode(), at), 0)
-
 
 class CompleteTests(SynchronousTestCase):
     def test_only_a_character_that_may_yet_be_completed_waits(self) -> None:
@@ -103,11 +99,6 @@ class PiecesTests(SynchronousTestCase):
     def test_line_of_exactly_the_limit_is_not_cut(self) -> None:
         self.assertEqual(list(split_long_lines(b"abcde\nabcde", 5)), [b"abcde\nabcde"])
         self.assertEqual(list(split_long_lines(b"a\nabcdef\nb", 5)), [b"a\nabcde", b"f\nb"])
-
-    def test_line_is_cut_as_often_as_need_be_and_between_characters(self) -> None:
-        self.assertEqual(
-            list(split_long_lines("a😀😀😀".encode(), 8)), ["a😀".encode(), "😀😀".encode()]
-        )
 
     @given(some_bytes, st.integers(4, 9))
     def test_pieces_are_the_block_within_the_limit(self, block: bytes, limit: int) -> None:

@@ -187,19 +187,6 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_markers_in_the_environment_are_fresh_for_each_run(self) -> None:
-        self.begin()
-        first = self.world.child.environment
-        begin, end = first["EVALUATION_DATA_BEGIN"], first["EVALUATION_DATA_END"]
-        self.world.child.print(f"{begin}\n[1.0]\n{end}\n".encode())
-        self.assertEqual(self.lines(), [{"type": "data", "payload": [1.0]}])
-        self.world.child.end()
-        self.world.turn()
-        self.assertTrue(self.evaluation.cleanup_event.is_set)
-        self.evaluation = self.make()
-        self.begin()
-        self.assertNotEqual(self.world.child.environment["EVALUATION_DATA_BEGIN"], begin)
-
     def test_file_that_the_run_names_is_read_below_its_limit(self) -> None:
         self.begin()
         block = self.write_file()

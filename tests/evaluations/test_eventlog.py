@@ -656,18 +656,6 @@ class LoadTests(ReadingTestCase):
         for one in (*many, *others):
             self.assertEqual(self.successResultOf(one).count, 1)
 
-    def test_events_acknowledged_meanwhile_are_discarded(self) -> None:
-        for is_punched in (False, True):
-            begin = self.log.begin_cursor
-            found = self.read(begin)
-            self.log.acknowledge(begin + 4)
-            if is_punched:
-                self.damage(bytes(1000))
-            self.threads.step()
-            error = self.failureResultOf(found, DiscardedCursor).value
-            self.assertEqual(error.extra_members["oldest"], str(begin + 4))
-            self.assertFalse(self.events.has_readable_end)
-
 
 class DamageTests(ReadingTestCase):
     def test_reader_is_told_once_that_events_are_lost(self) -> None:

@@ -416,27 +416,6 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(document["callback"], {**waiting, "state": "pending"})
         self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
 
-    def test_each_kind_of_end_is_sent_with_its_state(self) -> None:
-        cancelled = self.accept(callback_url=URL)
-        done = Deferred.fromCoroutine(self.registry.cancel_evaluation(cancelled))
-        self.world.end()
-        self.successResultOf(done)
-        failed = self.accept(callback_url=URL)
-        self.finish(self.world.child, 3)
-        stopped = self.accept(callback_url=URL)
-        self.end_all()
-        told = [
-            (evaluation, sent["state"], sent["error"]) for evaluation, sent in self.callbacks.sent
-        ]
-        self.assertEqual(
-            [(evaluation, state, error["reason"]) for evaluation, state, error in told],
-            [
-                (derive_log_pseudonym(cancelled), "cancelled", "cancelled"),
-                (derive_log_pseudonym(failed), "failed", "exit"),
-                (derive_log_pseudonym(stopped), "failed", "shutdown"),
-            ],
-        )
-
     def test_evaluation_with_a_callback_is_not_abandoned(self) -> None:
         first, second, third = (self.accept(callback_url=URL) for _ in range(3))
         for child in self.world.spawn.children:
