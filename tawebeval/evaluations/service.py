@@ -671,8 +671,10 @@ class EvaluationRegistry:
                 drain=drain_seconds,
             )
             deadline = self._clock.seconds() + drain_seconds
-            while self._alive and not self._is_urgent and self._clock.seconds() < deadline:
-                await deferLater(self._clock, _LOOK)
+            while self._alive and not self._is_urgent:
+                if (left := deadline - self._clock.seconds()) <= 0:
+                    break
+                await deferLater(self._clock, min(left, _LOOK))
         ends = [evaluation.cleanup_event.wait() for evaluation in self._alive.values()]
         self._stop_alive(lambda _: True)
         await gatherResults(ends)

@@ -515,6 +515,16 @@ class CursorTests(SynchronousTestCase):
         assert cursor is None or re.fullmatch(r"[A-Za-z0-9_-]+", cursor)
 
 
+class NewsTests(SynchronousTestCase):
+    def test_events_and_the_end_are_news(self) -> None:
+        for page, news in (
+            (EventPage("7", "7", EMPTY_BATCH), False),
+            (EventPage("7", "8", EventBatch(1, b"1\n")), True),
+            (make_empty_last_page(), True),
+        ):
+            self.assertIs(page.has_events_or_is_last, news, page)
+
+
 class SkipTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.log = make_log()

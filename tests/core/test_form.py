@@ -151,6 +151,10 @@ class SubmissionTests(SynchronousTestCase):
         )
         self.assertRaises(InvalidField, parse_submission_file, f"submission[{name}a]", None)
 
+    def test_error_about_a_files_name_names_the_field(self) -> None:
+        error = self.assertRaises(InvalidField, parse_submission_file, "submission[source]", "..")
+        self.assertEqual(error.extra_members, {"field": "submission[source]"})
+
     def test_name_is_a_lower_case_word(self) -> None:
         for name in ("a", "a1", "a_b_", "z9", "source_code"):
             file = parse_submission_file(f"submission[{name}]", "x")

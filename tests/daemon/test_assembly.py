@@ -250,7 +250,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.make()
         waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (4, "check")]
         resolvers = [(12, "servers"), (8, "receivers"), (2, "peers")]
-        expected = [*waited, *resolvers, (1, "store"), (1, "stored")]
+        expected = [*waited, *resolvers, (1, "store")]
         self.assertEqual((sorted(made), done), (sorted(expected), []))
         evaluations = self.evaluations(daemon)
         threads = evaluations.context.worker_threads
@@ -262,7 +262,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(self.context().upload_threads.name, "upload")  # type: ignore[attr-defined]
         self.assertEqual(sorted(done), sorted(f"start {name}" for _, name in expected))
         self.successResultOf(daemon.stopService())
-        stopped = [*waited, (1, "store"), (1, "stored")]
+        stopped = [*waited, (1, "store")]
         stops = sorted(f"stop {name}" for _, name in stopped)
         self.assertEqual(sorted(done[len(expected) :]), stops)
 
