@@ -54,12 +54,11 @@ BYTES_PER_TIMESTAMP = 16
 class EventTimes:
     """Times of the events of one ring."""
 
-    __slots__ = ("_cursors", "_discarded", "_times")
+    __slots__ = ("_cursors", "_times")
 
     def __init__(self) -> None:
         self._cursors = array("Q")
         self._times = array("q")
-        self._discarded = 0  # marks at the front that no event has any more
 
     @property
     def memory_bytes(self) -> int:
@@ -74,11 +73,9 @@ class EventTimes:
 
     def discard_times_before(self, cursor: int) -> None:
         """Forget the times of the events before `cursor`."""
-        self._discarded = self._find_mark(cursor)
-        if 2 * self._discarded >= len(self._cursors):  # else each discard would move all marks
-            del self._cursors[: self._discarded]
-            del self._times[: self._discarded]
-            self._discarded = 0
+        mark = self._find_mark(cursor)
+        del self._cursors[:mark]
+        del self._times[:mark]
 
     def add_times_to_lines(
         self, begin_cursor: int, batch: EventBatch, format_time: Callable[[float], str]
@@ -107,7 +104,7 @@ class EventTimes:
 
     def _find_mark(self, cursor: int) -> int:
         """Return the index of the mark of the event after `cursor`; 0 if there are no events."""
-        return max(0, bisect_right(self._cursors, cursor, lo=self._discarded) - 1)
+        return max(0, bisect_right(self._cursors, cursor) - 1)
 
 
 MAX_BATCH_BYTES = 16 * 1024  # bytes of a batch of several events: some 20 µs to walk over

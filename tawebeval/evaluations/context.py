@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +21,6 @@ from tawebeval.deferreds import (
     RetryQueue,
     WorkerThreads,
 )
-from tawebeval.errors import StoreError
 from tawebeval.evaluations.eventlog import EventFiles, make_load_slots
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
@@ -101,14 +99,3 @@ class EvaluationContext:
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )
-
-    def has_room_for_events(self, caller: str) -> bool:
-        """Return whether a caller has not used up its parts of the disk and memory for events."""
-        shares = self.unread_events, self.event_memory.fixed_share
-        return not any(share.is_part_used_up(caller) for share in shares)
-
-    async def wait_for_commit(self) -> None:
-        """Return once all rows until now are committed, or cannot be: the disk is full."""
-        if self.store is not None:
-            with suppress(StoreError):
-                await self.store.flush()

@@ -35,7 +35,7 @@ from tawebeval.core.event_log import EventLog
 from tawebeval.core.events import encode_error_event
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
-from tawebeval.errors import EvaluationFailure, EvaluationNotFound, format_size
+from tawebeval.errors import EvaluationFailure, EvaluationNotFound, StoreError, format_size
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.run import Run
@@ -194,7 +194,7 @@ class Evaluation:
         """Count and store that the files of acknowledged events are about to be given back."""
         self.count_event_bytes()
         self.save()
-        await self.context.wait_for_commit()
+        await wait_for_commit(self.context)
 
     def count_event_bytes(self) -> None:
         """Count the bytes on the disk of events that were not discarded."""
@@ -256,7 +256,7 @@ class Evaluation:
         if self.context.store is not None and is_resumable:
             self.final_failure = failure
             self.save()
-            await self.context.wait_for_commit()
+            await wait_for_commit(self.context)
 
     def end(self, failure: EvaluationFailure | None) -> None:
         """Close the log of events; on failure the last event is the error."""
@@ -282,6 +282,13 @@ class Evaluation:
         self.stop_reason = self.final_failure = None
         self.save()
         self.events.change_condition.notify()
+
+
+async def wait_for_commit(context: EvaluationContext) -> None:
+    """Return once all rows until now are committed, or cannot be: the disk is full."""
+    if context.store is not None:
+        with suppress(StoreError):
+            await context.store.flush()
 
 
 def conclude_in_background(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:

@@ -34,7 +34,7 @@ from tawebeval.errors import (
     SubmissionDiscarded,
 )
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex, clean_up
+from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex, clean_up, wait_for_commit
 from tawebeval.evaluations.reading import (
     ArchiveReader,
     EvaluationLister,
@@ -111,7 +111,8 @@ class EvaluationCallbacks:
             name,
             make_document,
             on_end,
-            self._context.wait_for_commit,  # another process would send another document
+            # Another process would send another document.
+            partial(wait_for_commit, self._context),
         )
 
     def resume_deliveries(
@@ -532,7 +533,7 @@ class EvaluationRegistry:
         assert evaluation.final_state is not None, "it is forgotten"
         evaluation.enter(evaluation.final_state)
         await evaluation.events.discard()
-        await self.context.wait_for_commit()  # a row without files would be a loss
+        await wait_for_commit(self.context)  # a row without files would be a loss
         evaluation.release_event_bytes()
         await self.context.cleanup_queue.attempt_call(
             f"{evaluation.details.log_name}: removal of its events",

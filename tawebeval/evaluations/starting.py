@@ -30,6 +30,7 @@ from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
 from tawebeval.deferreds import FairQueue, run_in_background
 from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import (
     Evaluation,
@@ -204,7 +205,7 @@ class _Start:
             evaluation.enter(EvaluationState.QUEUED)
         await slot
         # Others that have run meanwhile may have printed more than the caller's part.
-        while not context.has_room_for_events(details.caller):
+        while not _has_room_for_events(context, details.caller):
             slots.release_slot(details.identifier)
             slots.reserve_queue_place(details.identifier, details.caller)
             if details.state is EvaluationState.FETCHING:
@@ -214,7 +215,7 @@ class _Start:
                 " buffers.total)",
                 **make_log_fields(details),
             )
-            while not context.has_room_for_events(details.caller):
+            while not _has_room_for_events(context, details.caller):
                 await context.event_room_condition.wait()
             await slots.acquire_slot(details.identifier, details.caller)
         context.fetch_slots.release_slot(details.identifier)
@@ -283,6 +284,12 @@ class _Start:
         if evaluation.stop_reason is not None:
             run.stop(evaluation.stop_reason)
             run.kill()  # no grace time: no client has seen it run
+
+
+def _has_room_for_events(context: EvaluationContext, caller: str) -> bool:
+    """Return whether a caller has not used up its parts of the disk and memory for events."""
+    shares = context.unread_events, context.event_memory.fixed_share
+    return not any(share.is_part_used_up(caller) for share in shares)
 
 
 def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedRun:

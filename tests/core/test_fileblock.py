@@ -70,6 +70,16 @@ class FeedTests(SynchronousTestCase):
         assert cut.feed(data) == rest
         assert outcome(cut) == outcome(whole)
 
+    def test_block_over_the_limit_says_the_same_however_it_is_read(self) -> None:
+        for more in range(-2, len(END) + 4):
+            size = MAX_HEADER_BYTES + LIMIT + len(b"\n\n") + more
+            whole, cut = FileBlock(END, LIMIT), FileBlock(END, LIMIT)
+            block = b"x" * size + b"\n" + END + b"\n"
+            self.assertEqual(whole.feed(block), b"")
+            self.assertIsNone(cut.feed(block[:-1]))
+            self.assertEqual(cut.feed(block[-1:]), b"")
+            self.assertEqual(outcome(whole), outcome(cut), more)
+
 
 def outcome(block: FileBlock) -> object:
     """Return what a block says, be it an error; any other exception goes through."""
