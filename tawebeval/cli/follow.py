@@ -24,7 +24,7 @@ from tawebeval.client import (
     UnknownEvaluation,
 )
 from tawebeval.client.operations import Pause
-from tawebeval.core.segi import StrayMarkerDetector
+from tawebeval.core.segi import MARKER_SIZE, find_marker_variable
 from tawebeval.core.text import get_base_name
 from tawebeval.linux.privileges import get_user_name
 
@@ -166,7 +166,7 @@ class EventDisplay:
     _folder: DownloadDirectory | None = None
     last: Event | None = None
     _has_unsaved: bool = False
-    _markers: StrayMarkerDetector = attrs.field(factory=StrayMarkerDetector)
+    _line: str = ""  # the end of the last line of text, if it has no terminator yet
     _is_warned: bool = False  # of the first marker that is shown as text
 
     def __enter__(self) -> EventDisplay:
@@ -199,11 +199,16 @@ class EventDisplay:
         self._screen.draw_status()
 
     def _check_markers(self, event: Event) -> None:
-        if not isinstance(event, Text):
-            self._markers.note_non_text_event()
-        elif (advice := self._markers.check_text_event(event.text)) and not self._is_warned:
+        line = self._line + event.text if isinstance(event, Text) else ""
+        self._line = line.rpartition("\n")[2][-MARKER_SIZE:]
+        variable = find_marker_variable(line)
+        if variable is not None and not self._is_warned:
             self._is_warned = True
-            self._screen.show_message(f"warning: {advice}", "yellow")
+            self._screen.show_message(
+                f"warning: {variable} is not alone on its line, or ends no block: the block is"
+                " shown as text; print newlines before and after it (`printf '\\n'`)",
+                "yellow",
+            )
 
 
 def warn_of_empty_stdout(screen: Screen) -> None:

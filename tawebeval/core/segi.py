@@ -296,8 +296,9 @@ _LINE_EXCERPT = 200  # characters of a wrong line, in its error
 _NESTING = 500  # levels of arrays and objects that are parsed at any depth of the stack
 _EXPLAINED = 256 * 1024  # bytes of a value that is checked once more, to explain the error
 _MARKER_START = b"~"  # seldom in text; text without this byte has no marker
-_MARKER = re.compile(b"~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
-_MARKER_SIZE = 64  # bytes, at least those of a marker and a terminator
+_MARKER = re.compile("~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
+MARKER_SIZE = 64
+"""Characters that a marker has, at most."""
 
 
 @attrs.frozen
@@ -338,48 +339,14 @@ MARKER_VARIABLE_NAMES = tuple(f"EVALUATION_{field.name.upper()}" for field in at
 """Environment variables that give the markers to the evaluator, in the order of the fields."""
 
 
-class StrayMarkerDetector:
-    """Detector of markers in the text of events.
+def find_marker_variable(text: str) -> str | None:
+    """Return the name of the variable of the first marker in text; None without a marker.
 
     A marker counts only as a whole line; the parser delivers any other one, and the block that it
-    was to begin, as text. The detector knows markers by their form, so a client can use it.
+    was to begin, as text. Markers are known by their form, so a client can look for them.
     """
-
-    def __init__(self) -> None:
-        self._line = LINE_TERMINATOR  # the last bytes of the current line, and what is before it
-
-    def check_text_event(self, payload: str) -> str | None:
-        """Take the payload of the next text event; return advice if it completes a marker."""
-        line = self._line + payload.encode("utf-8", "replace")
-        advice = _describe_stray_marker(line)
-        self._line = line[-_MARKER_SIZE:] if advice is None else b""
-        if payload == "\n":
-            self.note_non_text_event()
-        return advice
-
-    def note_non_text_event(self) -> None:
-        """Note an event that is not text: it lies between two lines."""
-        self._line = LINE_TERMINATOR
-
-
-def _describe_stray_marker(output: bytes) -> str | None:
-    """Return advice about the first marker in text, None without one.
-
-    A line begins only after a terminator in `output`.
-    """
-    found = _MARKER.search(output)
-    if found is None:
-        return None
-    kind, edge = found[1].decode().upper(), found[2].decode().upper()
-    block = f"EVALUATION_{kind}"
-    marker = f"{block}_{edge}"
-    shown = "the block is shown as text"
-    if not output.endswith(LINE_TERMINATOR, 0, found.start()):
-        step = "print a newline before it (`printf '\\n'`)"
-        return f"{marker} is not at the start of a line: {shown}; {step}"
-    if edge == "BEGIN":
-        return f"{marker} is not alone on its line: {shown}; print a newline right after it"
-    return f"{marker} ends no block: {shown}; print {block}_BEGIN before the block"
+    found = _MARKER.search(text)
+    return None if found is None else f"EVALUATION_{found[1]}_{found[2]}".upper()
 
 
 class _State(Enum):

@@ -88,8 +88,8 @@ class FollowTests(CommandTestCase):
         self.assertEqual(result.stdout.count("~tawebeval:data-begin:"), 2)
         self.assertEqual(
             result.stderr,
-            "warning: EVALUATION_DATA_BEGIN is not at the start of a line: the block is shown as"
-            " text; print a newline before it (`printf '\\n'`)\n",
+            "warning: EVALUATION_DATA_BEGIN is not alone on its line, or ends no block: the block"
+            " is shown as text; print newlines before and after it (`printf '\\n'`)\n",
         )
 
     def test_evaluator_without_output_is_warned_of_if_reading_began_at_the_start(self) -> None:
@@ -115,7 +115,8 @@ class FollowTests(CommandTestCase):
             self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
 
     def test_evaluation_that_is_lost_while_it_is_followed_has_failed(self) -> None:
-        for error in (EvaluationExpired(""), EvaluationNotFound()):
+        started = "2023-11-14T22:13:20.000+00:00"
+        for error in (EvaluationExpired(started), EvaluationNotFound()):
             for printed in ("", "a"):
                 self.line = self.make()
                 self.check_lost(error, printed, "evaluate", *REPOSITORY, "--seed", "1", "x=1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tracemalloc
@@ -19,9 +18,9 @@ from tawebeval.core.segi import (
     Markers,
     PrintedFile,
     SegiParser,
-    StrayMarkerDetector,
     add_tools_to_path,
     build_environment,
+    find_marker_variable,
     is_reserved_variable,
 )
 from tests.cases.reference_segi import check_reference
@@ -552,51 +551,11 @@ class MarkersTests(SynchronousTestCase):
         self.assertEqual(events, [PrintedFile("file", "application/octet-stream", file)])
 
 
-class StrayMarkersTests(SynchronousTestCase):
-    MARKERS = Markers.generate(os.urandom)
-
-    def advice(self, output: bytes, *, flush: bool = False) -> list[str]:
-        """Return what is advised on the events of an output, byte by byte with `flush`."""
-        parser = SegiParser(self.MARKERS)
-        chunks = [output[at : at + 1] for at in range(len(output))] if flush else [output]
-        lines = b""
-        for chunk in chunks:
-            lines += parser.feed(chunk).lines
-            if flush:
-                lines += parser.flush_partial_line().lines
-        lines += parser.finish().lines
-        detector, found = StrayMarkerDetector(), []
-        for line in lines.splitlines():
-            event = json.loads(line)
-            if event["type"] == "text":
-                found.append(detector.check_text_event(event["payload"]))
-            else:
-                detector.note_non_text_event()
-        return [each for each in found if each]
-
-    def test_each_mistake_has_its_remedy_in_however_many_events_its_line_arrives(self) -> None:
-        begin, end = self.MARKERS.data_begin, self.MARKERS.data_end
-        file = self.MARKERS.file_begin
-        before = "at the start of a line: the block is shown as text; print a newline before it"
-        after = "alone on its line: the block is shown as text; print a newline right after it"
-        for output, *expected in (
-            (b"x" + begin + b"\n1\n" + end + b"\n", ("DATA_BEGIN", before), ("DATA_END", "_BEGIN")),
-            (b"x" * 99 + file + b"\n", ("FILE_BEGIN", before)),
-            (begin + b" 1 " + end + b"\n", ("DATA_BEGIN", after)),
-            (begin + b"\r\n", ("DATA_BEGIN", after)),
-            (begin, ("DATA_BEGIN", after)),
-            (end + b"\n", ("DATA_END", "print EVALUATION_DATA_BEGIN before the block")),
-            (b"x\n" + begin + b"\n1\n" + end + b"\n",),
-            (b"x" + begin[:-1] + b"\n0\n~tawebeval:\n",),
-            (b"~tawebeval:data-\n" + begin + b"\n1\n" + end + b"\nbegin:" + begin[-32:],),
-        ):
-            for flush in (False, True):
-                found = self.advice(output, flush=flush)
-                self.assertTrue(len(found) >= len(expected), (output, found))
-                for advice, (name, step) in zip(found, expected, strict=False):
-                    self.assertTrue(advice.startswith(f"EVALUATION_{name} "), advice)
-                    self.assertIn(step, advice)
-                self.assertEqual(bool(found), bool(expected), (output, found))
+class ShownMarkersTests(SynchronousTestCase):
+    def test_marker_in_text_is_named_by_its_variable(self) -> None:
+        for name, marker in Markers.generate(os.urandom).build_environment().items():
+            self.assertEqual(find_marker_variable(f"x{marker} y"), name)
+            self.assertIs(find_marker_variable(marker[:-1]), None)
 
 
 def parse_reads(stdout: bytes, reads: set[int], flushes: set[int]) -> list[str | bytes]:

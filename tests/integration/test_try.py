@@ -116,7 +116,7 @@ class TryTests(TestCase):
             ("./evaluate", 1, "permission denied: run `chmod +x ./evaluate`"),
             (network, 1, "(sandbox.network)"),
             (python("raise MemoryError"), 1, "(limits.memory)"),
-            (stray, 0, "warning: EVALUATION_DATA_BEGIN is not at the start of a line"),
+            (stray, 0, "warning: EVALUATION_DATA_BEGIN is not alone on its line"),
         ):
             done = await self.attempt(command)
             self.assertEqual(done.returncode, status, done.stderr)
