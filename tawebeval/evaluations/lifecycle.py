@@ -16,7 +16,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import attrs
@@ -449,7 +449,6 @@ class EvaluationIndex:
     _on_forgotten: Callable[[Evaluation], object]
     _by_identifier: dict[str, Evaluation] = attrs.field(factory=dict)
     # Evaluations that are not cleaned up, and the others, each by the time of the last request.
-    # The end of an evaluation counts as a request, too.
     _active: OrderedDict[str, Evaluation] = attrs.field(factory=OrderedDict)
     _kept: OrderedDict[str, Evaluation] = attrs.field(factory=OrderedDict)
     # Of `_kept`, those that a stream has sent to the end, by caller and identifier.
@@ -492,25 +491,20 @@ class EvaluationIndex:
         """Return the caller's evaluation with an `Idempotency-Key`, if there is one."""
         return None if key is None else self._keys.get((caller, key))
 
-    def find_abandoned_evaluations(self, idle_seconds: float) -> list[Evaluation]:
-        """Return running and queued evaluations that no client has asked for in `idle_seconds`."""
-        return self._find_unasked(self._active, idle_seconds)
+    def find_unasked_evaluations(self, idle_seconds: float) -> list[Evaluation]:
+        """Return evaluations that no client has asked for in `idle_seconds`; those that run first.
 
-    def find_unread_evaluations(self, idle_seconds: float) -> list[Evaluation]:
-        """Return ended evaluations that no client has asked for in `idle_seconds`."""
-        return self._find_unasked(self._kept, idle_seconds)
-
-    def _find_unasked(
-        self, evaluations: OrderedDict[str, Evaluation], seconds: float
-    ) -> list[Evaluation]:
-        latest = self._clock.seconds() - seconds
-        found = []
-        for evaluation in evaluations.values():
-            if evaluation.last_request_time > latest:
-                break
-            if not evaluation.is_client_waiting:
-                found.append(evaluation)
-        return found
+        The end of an evaluation counts as a request, too.
+        """
+        latest = self._clock.seconds() - idle_seconds
+        return [
+            evaluation
+            for evaluations in (self._active, self._kept)
+            for evaluation in takewhile(
+                lambda one: one.last_request_time <= latest, evaluations.values()
+            )
+            if not evaluation.is_client_waiting
+        ]
 
     def list_evaluations(
         self, caller: str, after_sequence_number: int, max_count: int
@@ -559,13 +553,10 @@ class EvaluationIndex:
         if self._active.pop(identifier, None) is not None:
             self._kept[identifier] = evaluation
             self.ended_share.take(1, evaluation.details.caller)
-            self._note_left(evaluation)
+            self.note_stream_end(evaluation)
 
     def note_stream_end(self, evaluation: Evaluation) -> None:
-        """Record that a stream of an evaluation has ended."""
-        self._note_left(evaluation)
-
-    def _note_left(self, evaluation: Evaluation) -> None:
+        """Record that a stream of an evaluation, or the evaluation itself, has ended."""
         self.note_client_request(evaluation)
         details = evaluation.details
         if evaluation.events.was_sent_completely and details.identifier in self._kept:

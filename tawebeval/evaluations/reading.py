@@ -577,11 +577,6 @@ class EvaluationFilter:
     until: float | None = None
     problem: str | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the filter holds for all evaluations."""
-        return self == MATCH_ALL_FILTER
-
     def matches(self, details: EvaluationDetails) -> bool:
         """Return whether the filter holds for an evaluation."""
         created = round(details.state_times["created"], 6)  # as clients see it, or finer
@@ -702,7 +697,9 @@ class EvaluationLister:
         """
         number = self._parse_list_cursor(after_cursor) if after_cursor else 0
         size = max_count or MAX_LISTED_EVALUATIONS
-        examined = size if evaluation_filter.is_empty else MAX_EVALUATIONS_EXAMINED_PER_TURN
+        examined = (
+            size if evaluation_filter == MATCH_ALL_FILTER else MAX_EVALUATIONS_EXAMINED_PER_TURN
+        )
         newest = self._records.last_sequence_number
         present = [
             evaluation.details

@@ -97,7 +97,11 @@ class EvaluationCallbacks:
             if kept is not None:
                 return kept.document
             document = orjson.dumps(build_status(evaluation, None))
-            self._keep(callback, name, document)
+            if self._context.store is not None:
+                pending = PendingCallback(
+                    callback.url, callback.caller, callback.webhook_id, document
+                )
+                self._context.store.save_callback(name, pending)
             return document
 
         def on_end() -> None:
@@ -133,12 +137,6 @@ class EvaluationCallbacks:
                     partial(bytes, kept.document),
                     partial(self._drop, name),
                 )
-
-    def _keep(self, callback: CallbackRecord, name: str, document: bytes) -> None:
-        """Keep a callback and its document for another process of the daemon."""
-        if self._context.store is not None:
-            pending = PendingCallback(callback.url, callback.caller, callback.webhook_id, document)
-            self._context.store.save_callback(name, pending)
 
     def _drop(self, name: str) -> None:
         if self._context.store is not None:
@@ -640,10 +638,9 @@ class EvaluationRegistry:
     def expire_evaluations(self) -> None:
         """Forget evaluations that no client asks for. To be called about once a second."""
         seconds = self.context.configuration.evaluations.retain
-        for evaluation in self.records.find_abandoned_evaluations(seconds):
-            evaluation.stop_as_abandoned()
-            self.records.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
-        for evaluation in self.records.find_unread_evaluations(seconds):
+        for evaluation in self.records.find_unasked_evaluations(seconds):
+            if not evaluation.cleanup_event.is_set:
+                evaluation.stop_as_abandoned()
             self.records.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
 
     def hand_over_evaluations(self) -> None:
