@@ -25,6 +25,7 @@ from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IStreamServerEndpoint
+from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
 from zope.interface import implementer
@@ -109,6 +110,7 @@ _MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
 _LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read slowly
 _LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
 _LASTING_PATIENCE = 0.5  # seconds for responses, if evaluations go on: streams do not end
+_LAST_POLLS = 0.5  # seconds in which clients that read pages can fetch the last one
 _STARTER_END = 0.5  # seconds from the end of the starter's connection to that of its process
 
 _OTHER_ENDPOINT = "choose another endpoint by --listen or the setting listen"
@@ -195,20 +197,22 @@ class EvaluationService(Service):
         self.exit_status = 1
         self.context.clock.stop()
 
-    def stopService(self) -> Deferred[None]:
-        """Drain for `service.drain` seconds, or leave evaluations that outlast the daemon."""
+    def stopService(self) -> Deferred[bool]:
+        """Drain for `service.drain` seconds; return whether evaluations were running or queued."""
         super().stopService()
         return Deferred.fromCoroutine(self._stop())
 
-    async def _stop(self) -> None:
+    async def _stop(self) -> bool:
+        had_any = False
         self._trees.starter.ignore_connection_loss()
         if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
         else:
             drain = self.context.configuration.service.drain
-            await self.registry.drain_and_close(drain)
+            had_any = await self.registry.drain_and_close(drain)
         if self.context.store is not None:
             await self.context.store.close()
+        return had_any
 
 
 class Daemon(MultiService):
@@ -303,7 +307,8 @@ class Daemon(MultiService):
         stop = super().stopService
         self._site.close_idle_connections()
         # Disowned, because stopping all parts would stop the service a second time.
-        await maybeDeferred(self._evaluations.disownServiceParent)
+        if await maybeDeferred(self._evaluations.disownServiceParent):
+            await deferLater(self._reactor, _LAST_POLLS)
         await self._stop_listening()
         lasting = self._evaluations.evaluations_outlast_daemon
         await self._site.drain_connections(_LASTING_PATIENCE if lasting else DRAIN_TIMEOUT)

@@ -653,13 +653,15 @@ class EvaluationRegistry:
         """End the time that `drain_and_close` gives to running evaluations."""
         self._is_urgent = True
 
-    async def drain_and_close(self, drain_seconds: float = 0) -> None:
+    async def drain_and_close(self, drain_seconds: float = 0) -> bool:
         """Accept nothing more, end all evaluations and return when their processes are gone.
 
         Running evaluations have `drain_seconds` seconds to end by themselves; `end_drain_early`
-        ends this time. What clients have not read they can read from the next process.
+        ends this time. What clients have not read they can read from the next process. Return
+        whether there was an evaluation.
         """
         self.refuse_evaluations()
+        had_any = bool(self._alive)
         self._stop_alive(lambda evaluation: evaluation.details.state is EvaluationState.QUEUED)
         if drain_seconds and self._alive and not self._is_urgent:
             log.info(
@@ -676,6 +678,7 @@ class EvaluationRegistry:
         ends = [evaluation.cleanup_event.wait() for evaluation in self._alive.values()]
         self._stop_alive(lambda _: True)
         await gatherResults(ends)
+        return had_any
 
     def _stop_alive(self, is_chosen: Callable[[Evaluation], bool]) -> None:
         what = "the daemon was stopped; submit again when it is back"

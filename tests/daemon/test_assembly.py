@@ -259,7 +259,6 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual([pool.name for pool in watching], ["watch", "count"])
         daemon.privilegedStartService()
         daemon.startService()
-        self.assertEqual(self.context().upload_threads.name, "upload")  # type: ignore[attr-defined]
         self.assertEqual(sorted(done), sorted(f"start {name}" for _, name in expected))
         self.successResultOf(daemon.stopService())
         stopped = [*waited, (1, "store")]
@@ -332,9 +331,10 @@ class ServiceTests(SynchronousTestCase):
         registry = evaluations.registry
         closing: Deferred[None] = Deferred()
 
-        async def close(drain: float) -> None:
+        async def close(drain: float) -> bool:
             told.append(drain)
             await closing
+            return False
 
         self.patch(registry, "drain_and_close", close)
         idle = Connection(self.site())

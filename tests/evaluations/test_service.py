@@ -355,10 +355,10 @@ class NothingLeftTests(RegistryTestCase):
 class CloseTests(RegistryTestCase):
     configuration = PATIENT
 
-    def close(self, drain: float = 0) -> Deferred[None]:
+    def close(self, drain: float = 0) -> Deferred[bool]:
         return Deferred.fromCoroutine(self.registry.drain_and_close(drain))
 
-    def finish_close(self, closed: Deferred[None]) -> None:
+    def finish_close(self, closed: Deferred[bool]) -> None:
         """Let the registry look once more, and hold that it is closed."""
         self.world.clock.advance(0.05)
         self.successResultOf(closed)
@@ -401,7 +401,7 @@ class CloseTests(RegistryTestCase):
 
 
 class DrainTests(CloseTests):
-    def close(self, drain: float = 10) -> Deferred[None]:
+    def close(self, drain: float = 10) -> Deferred[bool]:
         """Close the registry, and let the drain of the other tests be over."""
         closed = super().close(drain)
         if drain == 10:
