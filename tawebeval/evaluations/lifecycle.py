@@ -41,7 +41,7 @@ from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.sandbox.base import Environment, SandboxedRun, find_environment
+from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 
 STARTER_LOST = EvaluationFailure("lost", "the starter of evaluators has ended; submit again")
@@ -129,18 +129,6 @@ class Evaluation:
         if self.details.limits is not None:
             return self.details.limits
         return self.context.configuration.limits.choose_limits(self.details.request.limits)
-
-    @property
-    def environment(self) -> Environment | None:
-        """The environment of the run; before the start that which a start would have now.
-
-        None also if a reload has removed it before the start.
-        """
-        if self.details.environment is not None or self.details.limits is not None:
-            return self.details.environment
-        with suppress(KeyError):
-            return find_environment(self.context.configuration, self.details.request.environment)
-        return None
 
     @property
     def is_client_waiting(self) -> bool:

@@ -444,7 +444,7 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
     `queue_position` is the number of evaluations before this one in the queue, None outside of it.
     """
     details, event_log = evaluation.details, evaluation.events.log
-    document = _build(details, evaluation.limits, evaluation.environment)
+    document = _build(details, evaluation.limits)
     if details.state is EvaluationState.QUEUED:
         document["queue_place"] = queue_position
     if evaluation.run is not None:
@@ -461,14 +461,12 @@ def build_archived_status(details: EvaluationDetails) -> dict[str, Any]:
     """Return the status document of an archived evaluation; all events can be read."""
     assert details.limits is not None, "it has ended"
     assert details.archived is not None, "it is archived"
-    document = _build(details, details.limits, details.environment)
+    document = _build(details, details.limits)
     events = {"buffered": details.archived.event_count, "discarded": 0}
     return {**document, "events": events, "archived": True}
 
 
-def _build(
-    details: EvaluationDetails, limits: LimitSettings, environment: Environment | None
-) -> dict[str, Any]:
+def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
     request, commit, result = details.request, details.commit, details.run_result
     document: dict[str, Any] = {
         "evaluation_id": details.identifier,
@@ -482,7 +480,7 @@ def _build(
         "directory": request.directory,
         "evaluator_cmd": request.truncated_command,
         "seed": details.seed,
-        "environment": _build_environment(environment, request.environment),
+        "environment": _build_environment(details.environment, request.environment),
         "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
         "metadata": dict(request.metadata),
         "created": _time(details, "created"),

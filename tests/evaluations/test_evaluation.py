@@ -77,9 +77,7 @@ class ChosenEnvironmentTests(EvaluationTestCase):
 
     def test_environment_removed_before_the_start_fails_the_evaluation(self) -> None:
         self.slot.shut = True
-        digest = "sha256-" + "0" * 64
-        self.choose("java", java=EnvironmentSettings(f"/srv/{digest}"))
-        self.assertEqual(self.document(), {"name": "java", "digest": digest})
+        self.choose("java", java=self.settings)
         self.configure()
         self.assertEqual(self.document(), {"name": "java", "digest": None})
         self.slot.open()
