@@ -72,6 +72,13 @@ class IdempotencyTests(RegistryTestCase):
         self.assertEqual(len(self.world.spawn.children), 1)
         self.assertEqual(self.removed, ["remove_tree", "remove_tree"])
 
+    def test_key_lasts_as_long_as_its_evaluation(self) -> None:
+        first = self.accept(key="k", digest=b"1")
+        self.finish(self.world.child)
+        self.assertEqual(self.accept(key="k", digest=b"1"), first)
+        self.consume(first)
+        self.assertNotEqual(self.accept(key="k", digest=b"2"), first)
+
 
 class CancelTests(RegistryTestCase):
     def cancel(self, identifier: str) -> Deferred[None]:
