@@ -28,7 +28,7 @@ from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.limits import LimitMonitor
 from tawebeval.sandbox.workspace import Workspace, WritableTrees

@@ -11,7 +11,7 @@ program has ended. All of that is in files of the directory, which a later clien
 
 | file | content |
 | --- | --- |
-| start | what to start, a JSON object: see `Specification` |
+| start | what to start, a JSON object: see `LaunchSpec` |
 | stdout, stderr | what the program has printed, up to the limits and one byte |
 | exit | how the program ended, a JSON object: see `Program.describe` |
 | broker-stderr | what the broker has printed on stderr |
@@ -145,16 +145,16 @@ _MS_NOSUID, _MS_NODEV = 2, 4
 _OVERLAY = "lowerdir={},upperdir={},workdir={},userxattr,xino=off,volatile"
 
 
-class Specification(NamedTuple):
-    """A program to start, as the file `start` has it; a broker has the same members.
+class LaunchSpec(NamedTuple):
+    """A program to start, as the file `start` has it.
 
     - `argv`, `environment`, `directory`: those of the program; its umask is 022, its stdin empty.
     - `descriptors`: what the program has open from `FIRST_PASSED_DESCRIPTOR` on. Each is an object
       with one member: `text` or `base64`, the content of a file in memory; `read` or `append`, a
       path; or `socket`, in a broker, its listening socket.
     - `procs_files`: the files of cgroups to which the process writes "0" to enter.
-    - `rlimits`: triples of an RLIMIT number of `resource`, soft and hard limit. The starter's own
-      hard limit stands if it is lower.
+    - `rlimits`: soft and hard limit by the RLIMIT number of `resource`. The starter's own hard
+      limit stands if it is lower.
     - `niceness`: the increment over the starter's nice value.
     - `layers`: lower, upper and work directory of an overlay, which is mounted over the upper one
       for the program alone; empty without.
@@ -170,14 +170,18 @@ class Specification(NamedTuple):
     directory: str = "/"
     descriptors: Sequence[Mapping[str, str]] = ()
     procs_files: Sequence[str] = ()
-    rlimits: Sequence[tuple[int, int, int]] = ()
+    rlimits: Mapping[int, tuple[int, int]] = {}
     niceness: int = 0
     layers: Sequence[str] = ()
     has_own_process_limit: bool = False
     stdout_limit: int = 2**62
     stderr_limit: int = 2**62
-    broker: Mapping[str, Any] | None = None
+    broker: Any = None
     broker_socket: str | None = None
+
+    def build_json_object(self) -> dict[str, Any]:
+        """Return the content of the file `start`."""
+        return {**self._asdict(), "broker": self.broker and self.broker._asdict()}
 
 
 class Output:
@@ -256,7 +260,7 @@ class Output:
 class Broker:
     """The broker of a program: its listening socket, and its process once there is one."""
 
-    def __init__(self, specification: Specification, listening: socket.socket) -> None:
+    def __init__(self, specification: LaunchSpec, listening: socket.socket) -> None:
         self.specification = specification
         self.listening = listening
         self.pid = 0
@@ -586,7 +590,7 @@ class Starter:
         with contextlib.ExitStack() as failing:
             failing.callback(program.close)
             if specification.broker is not None and specification.broker_socket is not None:
-                broker = Specification(**specification.broker)
+                broker = LaunchSpec(**specification.broker)
                 program.broker = Broker(broker, _listen(specification.broker_socket))
                 failing.callback(program.broker.listening.close)
             with contextlib.ExitStack() as writing:
@@ -813,7 +817,7 @@ def receive_message(connection: socket.socket) -> tuple[bytes, Sequence[int]]:
     return message, descriptors
 
 
-def read_specification(directory: str) -> Specification:
+def read_specification(directory: str) -> LaunchSpec:
     """Read the file `start` of a directory. Raises: OSError."""
     path = f"{directory}/start"
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
@@ -821,7 +825,7 @@ def read_specification(directory: str) -> Specification:
     if len(content) > MAX_START_BYTES:
         raise OSError(errno.E2BIG, os.strerror(errno.E2BIG), path)
     try:
-        return Specification(**json.loads(content))
+        return LaunchSpec(**json.loads(content))
     except (ValueError, TypeError, RecursionError) as error:
         raise OSError(errno.EINVAL, str(error), path) from None
 
@@ -884,7 +888,7 @@ def _prepare_process() -> None:
 
 
 def _execute_program(
-    specification: Specification, outputs: Sequence[int], report: socket.socket
+    specification: LaunchSpec, outputs: Sequence[int], report: socket.socket
 ) -> None:
     """Become a program; if that fails the report has the error."""
     step = START
@@ -918,12 +922,12 @@ def _execute_broker(name: str, broker: Broker, mounts: int | None) -> None:
         os.write(output, str(error).encode())
 
 
-def _open_procs_files(specification: Specification) -> Sequence[int]:
+def _open_procs_files(specification: LaunchSpec) -> Sequence[int]:
     return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in specification.procs_files]
 
 
 def _take_place(
-    specification: Specification,
+    specification: LaunchSpec,
     entries: Sequence[int],
     outputs: Sequence[int],
     listening: int | None = None,
@@ -958,11 +962,12 @@ def _open_descriptor(source: Mapping[str, str], listening: int | None) -> int:
     return os.open(value, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _execute(specification: Specification) -> None:
+def _execute(specification: LaunchSpec) -> None:
     if specification.has_own_process_limit:
         with contextlib.suppress(OSError):  # the limit counts for all of the user then
             enter_user_namespace()
-    for number, soft, hard in specification.rlimits:  # last of all: they hold of this process, too
+    for name, (soft, hard) in specification.rlimits.items():  # last: they hold of this process, too
+        number = int(name)  # JSON has texts for numbers here
         own = resource.getrlimit(number)[1]
         if own != resource.RLIM_INFINITY:
             soft, hard = (own if one < 0 else min(one, own) for one in (soft, hard))

@@ -41,6 +41,7 @@ from zope.interface import implementer
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import kernel_files, starter
 from tawebeval.linux.child import has_process_ended
+from tawebeval.linux.starter import LaunchSpec
 
 
 def collect_program(*modules: ModuleType) -> Mapping[str, bytes]:
@@ -103,35 +104,6 @@ class OverlayLayers:
     lower: Path
     upper: Path
     work: Path
-
-
-@attrs.frozen
-class LaunchSpec:
-    """A program to start: the members of `starter.Specification`, but for the `layers`."""
-
-    argv: Sequence[str]
-    environment: Mapping[str, str]
-    directory: str
-    descriptors: Sequence[Mapping[str, str]] = ()
-    procs_files: Sequence[str] = ()
-    rlimits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
-    niceness: int = 0
-    has_own_process_limit: bool = False
-    stdout_limit: int = 2**62
-    stderr_limit: int = 2**62
-    broker: LaunchSpec | None = None
-    broker_socket: Path | None = None
-
-    def build_json_object(self, layers: OverlayLayers | None = None) -> dict[str, Any]:
-        """Return the content of the file `start`; `layers` are those of its overlay."""
-        return {
-            **attrs.asdict(self, recurse=False),
-            "environment": dict(self.environment),
-            "rlimits": [(number, *both) for number, both in self.rlimits.items()],
-            "layers": [str(each) for each in attrs.astuple(layers)] if layers else [],
-            "broker": self.broker and self.broker.build_json_object(),
-            "broker_socket": None if self.broker_socket is None else str(self.broker_socket),
-        }
 
 
 @attrs.frozen
@@ -296,7 +268,9 @@ class StarterClient:
         started; OverlayMountError, if that is for the overlay.
         """
         directory.mkdir(mode=0o700, exist_ok=True)
-        content = json.dumps(launch.build_json_object(layers)).encode()
+        if layers is not None:
+            launch = launch._replace(layers=list(map(str, attrs.astuple(layers))))
+        content = json.dumps(launch.build_json_object()).encode()
         if len(content) > starter.MAX_START_BYTES:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC

@@ -28,7 +28,8 @@ from tawebeval.core.segi import add_tools_to_path
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import kill_processes_below, send_signal
 from tawebeval.linux.kernel_files import list_descendants
-from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
+from tawebeval.linux.starter import LaunchSpec
+from tawebeval.linux.starter_client import MountedOverlay, StartedProgram
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.limits import RunLimits, convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
@@ -230,8 +231,7 @@ class LocalRun(SandboxedRun):
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
         # Other users can read the names of cgroups: the identifier must not be among them.
         group = self.run_limits.make_cgroup(self.workspace.root.name)
-        launch = attrs.evolve(
-            self.make_launch_spec(command, environment, directory),
+        launch = self.make_launch_spec(command, environment, directory)._replace(
             procs_files=group.procs_files,
             niceness=self._sandbox.cgroup_manager.evaluator_niceness,
             stdout_limit=self.limits.output,

@@ -53,8 +53,8 @@ from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import ChildProcess, kill_process_of_run, send_signal
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.kernel_files import list_descendants
-from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR
-from tawebeval.linux.starter_client import LaunchSpec, pack_program
+from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR, LaunchSpec
+from tawebeval.linux.starter_client import pack_program
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
@@ -555,7 +555,7 @@ class BubblewrapRun(LocalRun):
             rlimits=convert_rlimit_names(rlimits),
             has_own_process_limit=True,
             broker=self._make_broker_spec(system),
-            broker_socket=runner,
+            broker_socket=str(runner),
         )
 
     def _make_broker_spec(self, system: SystemView) -> LaunchSpec:
@@ -604,7 +604,8 @@ class BubblewrapRun(LocalRun):
         super().close()
         said_file = self.workspace.output_directory / "broker-stderr"
         with contextlib.suppress(FileNotFoundError):
-            said = said_file.read_bytes()[:_SAID_BYTES].decode(errors="replace")
+            with said_file.open("rb") as file:
+                said = file.read(_SAID_BYTES).decode(errors="replace")
             said_file.unlink()  # not to log it again if the cgroup cannot be removed yet
             if said:
                 what = "the broker of an evaluation's submissions has failed: {said}"

@@ -40,8 +40,8 @@ from twisted.internet.protocol import ProcessProtocol
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
 from tawebeval.linux.filetree import copy_tree, remove_tree
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
-    LaunchSpec,
     MountedOverlay,
     OverlayLayers,
     StartedProgram,

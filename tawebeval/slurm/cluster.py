@@ -25,7 +25,7 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.filetree import copy_tree, remove_tree
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import (
     Environment,
@@ -268,11 +268,8 @@ class SlurmRun(SandboxedRun):
         """Write what the node needs, and start srun. Blocks. Raises: OSError."""
         job, limits = self.job, self.run_limits.settings
         job.make_directories()
-        launch = attrs.evolve(
-            self._make_local_run().make_launch_spec(*self._arguments),
-            stdout_limit=limits.output,
-            stderr_limit=limits.stderr,
-        )
+        launch = self._make_local_run().make_launch_spec(*self._arguments)
+        launch = launch._replace(stdout_limit=limits.output, stderr_limit=limits.stderr)
         copy_tree(self._checkout.path, job.workspace.tree_directory)
         job.write_start(launch.build_json_object())
         self._start_srun(job, avoided_node)

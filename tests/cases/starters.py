@@ -17,7 +17,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from tawebeval.linux import starter
-from tawebeval.linux.starter_client import STARTER_PROGRAM, LaunchSpec, StarterClient
+from tawebeval.linux.starter import LaunchSpec
+from tawebeval.linux.starter_client import STARTER_PROGRAM, StarterClient
 from tests.cases.patience import PATIENCE
 
 PATH = {"PATH": "/usr/bin:/bin"}

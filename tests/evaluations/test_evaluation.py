@@ -25,7 +25,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import build_status
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox.base import Environment
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase

@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 
 from tawebeval.evaluations.eventlog import EventFiles
 from tawebeval.evaluations.run import Run
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter import LaunchSpec
 
 NO_PROCESS = 2**22 + 1
 """A process identifier that Linux never gives out (proc(5), pid_max)."""

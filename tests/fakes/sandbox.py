@@ -18,7 +18,8 @@ from tawebeval.core.evaluations import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.kernel_files import CgroupDirectory
-from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
+from tawebeval.linux.starter import LaunchSpec
+from tawebeval.linux.starter_client import MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import Environment, EvaluatorExit, LeftProcess, RunnerStatus
 from tawebeval.sandbox.limits import DiskUsage, RunLimits, TooManyInspections
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView

@@ -11,7 +11,8 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.starter_client import LaunchSpec, OverlayLayers, OverlayMountError
+from tawebeval.linux.starter import LaunchSpec
+from tawebeval.linux.starter_client import OverlayLayers, OverlayMountError
 from tawebeval.sandbox.limits import DiskMeter
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tests.cases.patience import PATIENCE

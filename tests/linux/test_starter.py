@@ -27,8 +27,8 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux import kernel_files, starter, starter_client
 from tawebeval.linux.child import has_process_ended
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
-    LaunchSpec,
     OverlayLayers,
     OverlayMountError,
     ProgramState,
@@ -509,7 +509,7 @@ class BrokerTests(StarterCase):
         )
         path = self.starter.directory / "runner"
         started = self.client.start_program(
-            self.locate(), sh(command, broker=broker, broker_socket=path), layers
+            self.locate(), sh(command, broker=broker, broker_socket=str(path)), layers
         )
         assert started.overlay is not None
         os.close(started.overlay.root_descriptor)

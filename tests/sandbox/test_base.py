@@ -16,7 +16,8 @@ from twisted.internet.task import Clock
 
 from tawebeval.config import MIB
 from tawebeval.core.segi import add_tools_to_path
-from tawebeval.linux.starter_client import LaunchSpec, MountedOverlay, StartedProgram
+from tawebeval.linux.starter import LaunchSpec
+from tawebeval.linux.starter_client import MountedOverlay, StartedProgram
 from tawebeval.sandbox import base as module
 from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, NoSandbox
 from tests.cases.sandbox import ENVIRONMENT, LIMITS, TOOLS, CellTestCase

@@ -25,7 +25,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import MIB
 from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox import broker as broker_module
 from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
@@ -202,7 +202,7 @@ class BrokerTests(BubblewrapTestCase):
         broker = self.trees.launched[-1].broker
         self.assertEqual(broker.procs_files, ["/cgroup/a"])
         self.assertEqual((broker.niceness, broker.environment), (10, {}))
-        self.assertEqual(self.trees.launched[-1].broker_socket, self.workspace.root / "runner")
+        self.assertEqual(self.trees.launched[-1].broker_socket, str(self.workspace.root / "runner"))
 
     def test_broker_gets_its_program_its_configuration_and_the_socket(self) -> None:
         broker = self.launch.broker

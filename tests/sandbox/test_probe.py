@@ -17,12 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.config import SandboxSettings as Settings
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.linux.starter_client import (
-    LaunchSpec,
-    OverlayMountError,
-    StartedProgram,
-    StarterClient,
-)
+from tawebeval.linux.starter import LaunchSpec
+from tawebeval.linux.starter_client import OverlayMountError, StartedProgram, StarterClient
 from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.starter_client import LaunchSpec
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.slurm.cluster import SlurmRun, SlurmSandbox
 from tawebeval.slurm.commands import QueuedJob
 from tests.slurm.test_job import JobCase
