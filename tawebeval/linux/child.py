@@ -123,31 +123,6 @@ class _Pipe:
 
 
 @implementer(IReadDescriptor)
-class _PidReader:
-    """The pidfd of a child, readable at the child's end."""
-
-    def __init__(self, reactor: Any, descriptor: int, on_exit: Callable[[], object]) -> None:
-        self._reactor = reactor
-        self._descriptor = descriptor
-        self._on_exit = on_exit
-        reactor.addReader(self)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def logPrefix(self) -> str:
-        return type(self).__name__
-
-    def doRead(self) -> None:
-        self._reactor.removeReader(self)
-        os.close(self._descriptor)
-        self._descriptor = -1
-        self._on_exit()
-
-    def connectionLost(self, reason: Failure) -> None:
-        """Do nothing: the reactor stops."""
-
-
 class ChildProcess:
     """A running child of this process, the transport of its `ProcessProtocol`.
 
@@ -171,7 +146,7 @@ class ChildProcess:
         assert process.stderr is not None
         files = {STDOUT: process.stdout, STDERR: process.stderr}
         try:
-            pidfd = os.pidfd_open(process.pid)
+            self._pidfd = os.pidfd_open(process.pid)
         except OSError:
             process.kill()
             process.communicate()
@@ -184,7 +159,8 @@ class ChildProcess:
         self._reason: Failure | None = None  # of its end
         self._has_ended = False
         self._pipes = [_Pipe(reactor, self, name, file) for name, file in files.items()]
-        _PidReader(reactor, pidfd, self._reap)
+        self._reactor = reactor
+        reactor.addReader(self)
         protocol.makeConnection(self)
 
     @property
@@ -201,7 +177,22 @@ class ChildProcess:
         self._protocol.childConnectionLost(name)
         self._check_end()
 
-    def _reap(self) -> None:
+    def fileno(self) -> int:
+        """Return the pidfd, which is readable at the end of the child."""
+        return self._pidfd
+
+    def logPrefix(self) -> str:
+        """Return the name for log lines."""
+        return type(self).__name__
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Do nothing: the reactor stops."""
+
+    def doRead(self) -> None:
+        """Reap the child."""
+        self._reactor.removeReader(self)
+        os.close(self._pidfd)
+        self._pidfd = -1
         _, status, self.resource_usage = os.wait4(self.pid, 0)
         self._on_reaped(self.pid)
         self._reason = make_exit_reason(status)
