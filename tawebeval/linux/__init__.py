@@ -8,7 +8,7 @@ packages `sandbox` and `git` use them.
   starts children, such as git. `kill_processes_below` ends processes that have left their parent,
   or that a dead daemon has left.
 - `starter`: the parent of evaluators, a process that outlives the daemon and stores what they
-  print. `starter_client`: `StarterClient` takes a `LaunchSpec`, and `OverlayLayers` to mount.
+  print. `starter_client`: `StarterClient` takes a `LaunchSpec`.
 - `tail`: `FileTail` reads a file that another process writes; `TailedProcess` drives a
   `ProcessProtocol` from the files that the starter writes.
 - `kernel_files`: processes by /proc, and cgroups by their directories.

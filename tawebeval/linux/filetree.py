@@ -91,20 +91,19 @@ def describe_disk_error(error: OSError) -> str:
     return f"{path}{error.strerror}{remedy}"
 
 
-DIRECTORY_LIST_MODE_BITS = stat.S_IRUSR | stat.S_IXUSR
-"""The mode bits to list a directory and to look at its entries."""
+_LIST_MODE_BITS = stat.S_IRUSR | stat.S_IXUSR  # to list a directory and to look at its entries
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def open_directory(name: str, parent: int | None, rights: int) -> int:
+def open_directory(name: str, parent: int | None) -> int:
     """Open a directory of this user's, without following links. Raises: OSError.
 
-    A directory that lacks any of the mode bits `rights` gets all of the owner's.
+    A directory that cannot be listed gets all mode bits of the owner.
     """
     place = os.open(name, os.O_PATH | _FLAGS, dir_fd=parent)
     try:
-        if os.fstat(place).st_mode & rights != rights:
+        if os.fstat(place).st_mode & _LIST_MODE_BITS != _LIST_MODE_BITS:
             os.chmod(f"/proc/self/fd/{place}", stat.S_IRWXU)
         return os.open(".", _FLAGS, dir_fd=place)
     finally:

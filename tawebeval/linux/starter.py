@@ -156,8 +156,8 @@ class LaunchSpec(NamedTuple):
     - `rlimits`: soft and hard limit by the RLIMIT number of `resource`. The starter's own hard
       limit stands if it is lower.
     - `niceness`: the increment over the starter's nice value.
-    - `layers`: lower, upper and work directory of an overlay, which is mounted over the upper one
-      for the program alone; empty without.
+    - `layers`: lower, upper and work directory of an overlay (the kernel's filesystems/overlayfs),
+      which is mounted over the upper one for the program alone; empty without.
     - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
       limit of a user with others.
     - `stdout_limit`, `stderr_limit`: bytes that are read, and one more.

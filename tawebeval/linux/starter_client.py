@@ -95,18 +95,6 @@ class MountedOverlay:
 
 
 @attrs.frozen
-class OverlayLayers:
-    """The directories of an overlay mount (the kernel's filesystems/overlayfs).
-
-    The overlay is mounted over `upper`, and visible to the started program and its broker only.
-    """
-
-    lower: Path
-    upper: Path
-    work: Path
-
-
-@attrs.frozen
 class StartedProgram:
     """A program that the starter has started; `directory` has its files, and is its name.
 
@@ -260,16 +248,15 @@ class StarterClient:
     # Calls that block, for any thread
 
     def start_program(
-        self, directory: Path, launch: LaunchSpec, layers: OverlayLayers | None = None
+        self, directory: Path, launch: LaunchSpec, layers: Sequence[Path] = ()
     ) -> StartedProgram:
         """Start a program whose files are in `directory`, which is made. Blocks.
 
-        The caller closes the descriptor of the overlay. Raises: OSError, if the program cannot be
-        started; OverlayMountError, if that is for the overlay.
+        `layers` are those of `LaunchSpec`. The caller closes the descriptor of the overlay. Raises:
+        OSError, if the program cannot be started; OverlayMountError, if that is for the overlay.
         """
         directory.mkdir(mode=0o700, exist_ok=True)
-        if layers is not None:
-            launch = launch._replace(layers=list(map(str, attrs.astuple(layers))))
+        launch = launch._replace(layers=list(map(str, layers)))
         content = json.dumps(launch.build_json_object()).encode()
         if len(content) > starter.MAX_START_BYTES:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
@@ -475,7 +462,10 @@ def _ask(
     try:
         connection.send(json.dumps({"id": 0, **request}).encode())
         while True:
-            answer, received = _receive(connection)
+            message, received = starter.receive_message(connection)
+            if not message:
+                raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED)
+            answer = json.loads(message)
             if "id" in answer:
                 break
     except BlockingIOError:
@@ -486,10 +476,3 @@ def _ask(
         kind = OverlayMountError if answer["step"] == starter.MOUNT else OSError
         raise kind(answer["errno"], answer["error"], answer["path"])
     return answer, received
-
-
-def _receive(connection: socket.socket) -> tuple[dict[str, Any], Sequence[int]]:
-    message, descriptors = starter.receive_message(connection)
-    if not message:
-        raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED)
-    return json.loads(message), descriptors

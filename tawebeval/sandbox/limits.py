@@ -34,7 +34,7 @@ from tawebeval.core.evaluations import Commit
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups import CgroupManager, EvaluationCgroup, ResourceUsage
-from tawebeval.linux.filetree import DIRECTORY_LIST_MODE_BITS, open_directory
+from tawebeval.linux.filetree import open_directory
 from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.workspace import READ_ONLY_WORKSPACE_NAMES, Workspace
@@ -136,7 +136,7 @@ class DiskUsage:
         for name in below:
             self._look()
             with _ignore_missing():
-                inner = open_directory(name, directory, DIRECTORY_LIST_MODE_BITS)
+                inner = open_directory(name, directory)
                 try:
                     self.add_directory(inner, depth + 1)
                 finally:

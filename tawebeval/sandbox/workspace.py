@@ -43,7 +43,6 @@ from tawebeval.linux.filetree import copy_tree, remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
     MountedOverlay,
-    OverlayLayers,
     StartedProgram,
     StarterClient,
     spawn_starter,
@@ -354,12 +353,11 @@ class WritableTrees:
         overlay, if there is one. Raises: OSError; OverlayMountError, if the overlay cannot be
         mounted.
         """
-        layers = None
+        layers: Sequence[Path] = ()
         if self.overlay_problem is None:
-            layers = OverlayLayers(
-                checkout, workspace.tree_directory, workspace.overlay_work_directory
-            )
-            layers.work.mkdir()
+            work = workspace.overlay_work_directory
+            work.mkdir()
+            layers = (checkout, workspace.tree_directory, work)
         else:
             copy_tree(checkout, workspace.tree_directory)
         return self.starter.start_program(workspace.output_directory, launch, layers)

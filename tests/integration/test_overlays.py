@@ -12,7 +12,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter import LaunchSpec
-from tawebeval.linux.starter_client import OverlayLayers, OverlayMountError
+from tawebeval.linux.starter_client import OverlayMountError
 from tawebeval.sandbox.limits import DiskMeter
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tests.cases.patience import PATIENCE
@@ -79,7 +79,7 @@ class OverlaysTests(SynchronousTestCase):
             moved = Path(f"{path}.moved")
             path.rename(moved)
             path.symlink_to(moved)
-            layers = OverlayLayers(
+            layers = (
                 self.checkout,
                 self.workspace.tree_directory,
                 self.workspace.overlay_work_directory,

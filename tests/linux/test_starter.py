@@ -29,7 +29,6 @@ from tawebeval.linux.child import has_process_ended
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
-    OverlayLayers,
     OverlayMountError,
     ProgramState,
     StarterClient,
@@ -60,10 +59,10 @@ class StarterCase(SynchronousTestCase):
     def locate(self, name: str = "program") -> Path:
         return self.starter.directory / name
 
-    def make_layers(self) -> OverlayLayers:
+    def make_layers(self) -> tuple[Path, Path, Path]:
         folder = self.starter.directory
-        layers = OverlayLayers(folder / "lower", folder / "upper", folder / "work")
-        for each in (layers.lower, layers.upper, layers.work):
+        layers = (folder / "lower", folder / "upper", folder / "work")
+        for each in layers:
             each.mkdir()
         return layers
 
@@ -137,9 +136,9 @@ class StartTests(StarterCase):
 
     def test_overlay_is_for_the_program_alone(self) -> None:
         layers = self.make_layers()
-        (layers.lower / "file").write_text("old")
+        (layers[0] / "file").write_text("old")
         started = self.client.start_program(
-            self.locate(), sh(f"cd {layers.upper}; cat file; echo new >file; read x"), layers
+            self.locate(), sh(f"cd {layers[1]}; cat file; echo new >file; read x"), layers
         )
         assert started.overlay is not None
         self.addCleanup(os.close, started.overlay.root_descriptor)
@@ -151,7 +150,7 @@ class StartTests(StarterCase):
         self.addCleanup(os.close, file)
         self.assertEqual(os.read(file, 9), b"new\n")
         self.assertIn(os.fstat(again.root_descriptor).st_dev, again.device_numbers)
-        self.assertEqual((layers.lower / "file").read_text(), "old")
+        self.assertEqual((layers[0] / "file").read_text(), "old")
         self.assertEqual((self.locate() / "stdout").read_text(), "old")
 
     def test_programs_get_no_descriptor_of_another_ones_overlay(self) -> None:
@@ -177,14 +176,14 @@ class StartTests(StarterCase):
 
     def test_failed_starts_say_what_and_leave_nothing(self) -> None:
         folder = self.starter.directory
-        layers = OverlayLayers(folder / "none", folder / "none", folder / "none")
+        layers = (folder / "none",) * 3
         true = LaunchSpec(["/bin/true"], {}, "/")
         for launch, overlay, kind, path in (
-            (LaunchSpec(["/none"], {}, "/"), None, OSError, "/none"),
-            (LaunchSpec(["/bin/true"], {}, "/none"), None, OSError, "/none"),
+            (LaunchSpec(["/none"], {}, "/"), (), OSError, "/none"),
+            (LaunchSpec(["/bin/true"], {}, "/none"), (), OSError, "/none"),
             (true, layers, OverlayMountError, str(folder / "none")),
-            (sh("", procs_files=["/none/procs"]), None, OSError, "/none/procs"),
-            (sh("", descriptors=[{"read": "/none"}]), None, OSError, "/none"),
+            (sh("", procs_files=["/none/procs"]), (), OSError, "/none/procs"),
+            (sh("", descriptors=[{"read": "/none"}]), (), OSError, "/none"),
         ):
             error = self.assertRaises(
                 kind, self.client.start_program, self.locate(), launch, overlay
@@ -502,8 +501,8 @@ class BrokerTests(StarterCase):
 
     def start(self, broker: LaunchSpec | None = None, command: str = "sleep 60") -> Path:
         layers = self.make_layers()
-        (layers.lower / "file").write_text("lower")
-        source = f"TREE = {str(layers.upper / 'file')!r}\n{self.BROKER}"
+        (layers[0] / "file").write_text("lower")
+        source = f"TREE = {str(layers[1] / 'file')!r}\n{self.BROKER}"
         broker = broker or LaunchSpec(
             [sys.executable, "-c", source], {}, "/", [{"socket": ""}], niceness=1
         )

@@ -242,11 +242,11 @@ class RaceTests(DiskTestCase):
             (partial(sub.symlink_to, self.beside), partial(os.mkfifo, sub), lambda: None)
         ):
 
-            def racing(entry: str, parent: int, rights: int, make: Any = make) -> int:
+            def racing(entry: str, parent: int, make: Any = make) -> int:
                 if entry == "sub":
                     sub.rmdir()
                     make()
-                return opened(entry, parent, rights)
+                return opened(entry, parent)
 
             self.patch(module, "open_directory", racing)
             sub.unlink(missing_ok=True)

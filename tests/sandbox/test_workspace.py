@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,6 @@ from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.linux.starter_client import (
     MountedOverlay,
-    OverlayLayers,
     OverlayMountError,
     StartedProgram,
     StarterClient,
@@ -233,15 +232,15 @@ class FakeStarter:
 
     mount_problem: str | None = None
     error: OSError | None = None
-    asked: list[OverlayLayers | None] = attrs.field(factory=list)
+    asked: list[Sequence[Path]] = attrs.field(factory=list)
 
     def start_program(
-        self, directory: Path, launch: Any, layers: OverlayLayers | None = None
+        self, directory: Path, launch: Any, layers: Sequence[Path] = ()
     ) -> StartedProgram:
         self.asked.append(layers)
         if self.error is not None:
             raise self.error
-        return StartedProgram(directory, NO_PROCESS, 1, None if layers is None else OVERLAY)
+        return StartedProgram(directory, NO_PROCESS, 1, OVERLAY if layers else None)
 
 
 class TreesTestCase(SynchronousTestCase):
@@ -285,7 +284,7 @@ class StartTests(TreesTestCase):
         workspace = self.make_workspace()
         started = self.trees.start_program(self.checkout, workspace, LAUNCH)
         work = workspace.root / "work"
-        layers = OverlayLayers(self.checkout, workspace.tree_directory, work)
+        layers = (self.checkout, workspace.tree_directory, work)
         self.assertEqual((self.starter.asked, len(self.spawned)), ([layers], 1))
         for directory in (work, workspace.tree_directory):
             self.assertEqual(list(directory.iterdir()), [])
@@ -299,7 +298,7 @@ class StartTests(TreesTestCase):
         workspace = self.make_workspace()
         started = self.trees.start_program(self.checkout, workspace, LAUNCH)
         self.assert_copied(workspace)
-        self.assertEqual((self.starter.asked, started.overlay), ([None], None))
+        self.assertEqual((self.starter.asked, started.overlay), ([()], None))
 
     def test_overlays_are_given_up_for_copies_by_the_same_starter(self) -> None:
         self.trees.use_overlays()
