@@ -148,12 +148,6 @@ class EvaluationCgroup:
         """The name of the cgroup below its parent; "" without cgroups."""
         return self.directory.name
 
-    def has_process(self, pid: int) -> bool:
-        """Return whether a process is in the cgroup or below."""
-        with suppress(OSError), open(f"/proc/{pid}/cgroup", encoding="utf-8") as file:
-            return any(self.name and f"/{self.name}/" in f"{line.rstrip()}/" for line in file)
-        return False
-
     @property
     def procs_files(self) -> Sequence[str]:
         """The file into which a process with a single thread writes "0" to enter, if there is one.

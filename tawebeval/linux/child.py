@@ -39,7 +39,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from tawebeval.linux.cgroups import EvaluationCgroup
 from tawebeval.linux.kernel_files import list_children, list_descendants, read_stat
 
 STDOUT, STDERR = 1, 2
@@ -276,8 +275,8 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def kill_process_of_run(pid: int, group: EvaluationCgroup, starter: int) -> None:
-    """Kill a process if it is in a cgroup, or a child of `starter`; return after its end.
+def kill_adopted_process(pid: int, starter: int) -> None:
+    """Kill a process if it is a child of `starter`; return after its end.
 
     Otherwise it was reaped already, and `pid` may be a stranger's. Blocks, up to five seconds.
     Raises: OSError.
@@ -285,7 +284,7 @@ def kill_process_of_run(pid: int, group: EvaluationCgroup, starter: int) -> None
     with suppress(FileNotFoundError, ProcessLookupError):
         pidfd = os.pidfd_open(pid)
         try:
-            if group.has_process(pid) or int(read_stat(pid)[1]) == starter:
+            if int(read_stat(pid)[1]) == starter:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 if not has_process_ended(pidfd, _MAX_SECONDS):
                     log.error("process {pid} survives being killed", pid=pid)

@@ -50,7 +50,7 @@ from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux import kernel_files
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import ChildProcess, kill_process_of_run, send_signal
+from tawebeval.linux.child import ChildProcess, kill_adopted_process, send_signal
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.kernel_files import list_descendants
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR, LaunchSpec
@@ -621,9 +621,9 @@ class BubblewrapRun(LocalRun):
         So do the programs of the submission.
         """
         told = re.search(rb'"child-pid": (\d+)', self._told())
-        if told and self.run_limits.cgroup is not None:
-            pid, group, starter = int(told[1]), self.run_limits.cgroup, self._trees.starter.pid
-            await self._trees.run_in_thread(partial(kill_process_of_run, pid, group, starter))
+        if told:
+            pid, starter = int(told[1]), self._trees.starter.pid
+            await self._trees.run_in_thread(partial(kill_adopted_process, pid, starter))
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""

@@ -27,7 +27,6 @@ from tawebeval.linux.cgroups import (
     open_starter_cgroups,
     parse_own_cgroup,
 )
-from tawebeval.linux.kernel_files import CgroupDirectory
 from tests.fakes.cgroups import FakeMachine
 
 
@@ -309,7 +308,6 @@ class ParentTests(CgroupsTestCase):
         self.assertEqual((group.procs_files, group.name), ([], ""))
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
-        self.assertFalse(group.has_process(os.getpid()))
         found = cgroups.find_evaluation_cgroup("")
         assert found is not None
         self.assertEqual(found.directory.path, "")
@@ -540,8 +538,3 @@ class GroupTests(CgroupsTestCase):
         # One of this name is there: it is left alone.
         self.assertRaises(FileExistsError, cgroups.make_evaluation_cgroup, "abc", LIMITS)
         self.assertEqual(self.machine.groups()[-1], "x/git")
-
-    def test_process_is_found_in_a_group(self) -> None:
-        group = EvaluationCgroup(CgroupDirectory("/nowhere/evaluation-abc"), frozenset(ALL))
-        self.assertFalse(group.has_process(os.getpid()))
-        self.assertFalse(group.has_process(STRANGER))

@@ -11,13 +11,12 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import child as module
-from tawebeval.linux.child import kill_process_of_run, kill_processes_below
+from tawebeval.linux.child import kill_adopted_process, kill_processes_below
 from tests.cases.patience import PATIENCE
 from tests.fakes.children import NO_PROCESS
 
@@ -134,33 +133,22 @@ class BelowTests(ProcessCase):
 
 
 class OneTests(ProcessCase):
-    def test_process_is_killed_if_it_is_of_the_run(self) -> None:
-        grouped, spared = self.begin(), self.begin()
-        group: Any = _Group(grouped.pid)
-        for pid in (grouped.pid, spared.pid, NO_PROCESS):
-            kill_process_of_run(pid, group, NO_PROCESS)
-        self.assertEqual((grouped.wait(PATIENCE), spared.poll()), (-9, None))
-        kill_process_of_run(spared.pid, group, os.getpid())
-        self.assertFalse(_is_running(spared.pid))
+    def test_children_of_the_starter_alone_are_killed(self) -> None:
+        child = self.begin()
+        for pid in (child.pid, NO_PROCESS):
+            kill_adopted_process(pid, NO_PROCESS)
+        self.assertIsNone(child.poll())
+        kill_adopted_process(child.pid, os.getpid())
+        self.assertFalse(_is_running(child.pid))
 
     def test_process_that_hangs_is_logged(self) -> None:
         child = self.begin()
         self.patch(module, "_MAX_SECONDS", 0.05)
         self.patch(signal, "pidfd_send_signal", lambda descriptor, number: None)
         with capturedLogs() as events:
-            kill_process_of_run(child.pid, _Group(0), os.getpid())  # type: ignore[arg-type]
+            kill_adopted_process(child.pid, os.getpid())
         (event,) = events
         self.assertEqual(formatEvent(event), f"process {child.pid} survives being killed")
-
-
-class _Group:
-    """A cgroup with one process."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-
-    def has_process(self, pid: int) -> bool:
-        return pid == self._pid
 
 
 def _is_running(pid: int) -> bool:

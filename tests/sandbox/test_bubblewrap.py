@@ -298,15 +298,15 @@ class SignalTests(BubblewrapTestCase):
 
     def test_run_ends_with_the_first_process_inside(self) -> None:
         waited: list[object] = []
-        self.patch(module, "kill_process_of_run", lambda *given: waited.append(given))
+        self.patch(module, "kill_adopted_process", lambda *given: waited.append(given))
         self.cell.run_limits.first_process = self.child
         self.status_file.write_bytes(CHILD)
         self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
-        self.assertEqual(waited, [(77, self.cgroups.group, self.trees.pid)])
+        self.assertEqual(waited, [(77, self.trees.pid)])
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
 
     def test_end_waits_for_nobody_without_a_sandbox(self) -> None:
-        self.patch(module, "kill_process_of_run", self.fail)
+        self.patch(module, "kill_adopted_process", self.fail)
         self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
 
 
