@@ -54,7 +54,8 @@ Bounds, so that neither a client nor a program harms others:
   `MAX_SLOW_READ_SECONDS` of processor time, the program's pipes are read no more.
 - Once the disk takes no byte the pipe is read no more, and the program waits. It is told
   (`write_error`): a client kills the program.
-- A program whose client has gone before the answer is killed.
+- A child that does not execute its program in `_MAX_START_SECONDS` is killed. So is a program whose
+  client has gone before the answer.
 
 Arguments: the name for process lists; the path of the socket, in a directory that only this user
 may enter; optionally the process whose end ends the starter, which has to be its parent. The
@@ -125,6 +126,7 @@ MOUNT, START = "mount", "start"
 _SLOW = 0.005  # seconds of processor time, a hundred times as long as a read takes
 _INTEGER_BYTES = 4  # of a descriptor in a message
 _RETRY = 0.25  # seconds until what has failed is tried again
+_MAX_START_SECONDS = 5  # for a child to execute its program
 _MAX_END_SECONDS = 5  # for the end of killed programs
 _END_PAUSE = 0.002  # seconds between two looks for it
 _TERMINATION = (signal.SIGTERM, signal.SIGINT)
@@ -288,8 +290,6 @@ class Program:
         self.devices: Sequence[int] = ()
         self.top: int | None = None
         self.outputs: Sequence[Output] = ()
-        self.report: socket.socket | None = None  # of the child, until it executes the program
-        self.answer: Callable[[Mapping[str, Any]], None] | None = None
         self.broker: Broker | None = None
         self.exit: dict[str, Any] | None = None
         self.is_forgotten = False
@@ -353,9 +353,6 @@ class Program:
         if self.top is not None:
             os.close(self.top)
         self.top = None
-        if self.report is not None:
-            self.report.close()
-            self.report = None
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process group, also after the program's own end.
@@ -486,8 +483,8 @@ class Starter:
             answer = self._answer(client, request)
         except OSError as error:
             answer = _describe_error(error)
-        if "id" in request and answer is not None:
-            self._send_answer(client, {"id": request["id"], **answer})
+        if answer is not None:
+            self._send_answer(client, {"id": request.get("id"), **answer})
 
     def _answer(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
         """Execute a request; return its answer, None if that comes later."""
@@ -510,8 +507,7 @@ class Starter:
             self._notify(client, name)
             return {}
         if what == "start":
-            self._start(client, name, request.get("id"))
-            return None
+            return self._start(client, name, request.get("id"))
         program = self._programs.get(name)
         if program is None:
             raise ProcessLookupError(errno.ESRCH, "no such program", name)
@@ -533,6 +529,8 @@ class Starter:
     def _send_answer(
         self, client: Client, answer: Mapping[str, Any], descriptors: Sequence[int] = ()
     ) -> None:
+        if answer["id"] is None:
+            return
         try:
             socket.send_fds(client.connection, [json.dumps(answer).encode()], descriptors)
         except OSError as error:
@@ -578,7 +576,8 @@ class Starter:
 
     # The start
 
-    def _start(self, client: Client, name: str, number: int | None) -> None:
+    def _start(self, client: Client, name: str, number: int | None) -> dict[str, Any] | None:
+        """Start a program, and answer; return the answer if that fails. Raises: OSError."""
         if name in self._programs:
             raise FileExistsError(errno.EEXIST, "was started already", name)
         if len(self._programs) >= self._max_programs:
@@ -604,65 +603,33 @@ class Starter:
                     program.outputs = (*program.outputs, output)
                     writing.callback(os.close, end)
                     ends.append(end)
-                program.report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                failing.callback(report.close)
                 writing.callback(theirs.close)
-                program.report.setblocking(False)
                 program.pid = _fork(lambda: _execute_program(specification, ends, theirs))
             failing.pop_all()
-
-        def answer(content: Mapping[str, Any]) -> None:
-            if client not in self._clients:
-                self._forget(program)
-            elif number is not None:
-                top = [] if program.top is None else [program.top]
-                self._send_answer(client, {"id": number, **content}, top)
-
-        program.answer = answer
         self._programs[name] = self._children[program.pid] = program
-        self._watch(program.report.fileno(), lambda events: self._read_report(program))
         for output in program.outputs:
             self._watch(output.pipe, partial(self._move_output, program, output))
         if program.broker is not None:
             self._watch(
                 program.broker.listening.fileno(), lambda events: self._start_broker(program)
             )
-
-    def _read_report(self, program: Program) -> None:
-        """Read what the child tells before it executes the program."""
-        report, answer = program.report, program.answer
-        assert report is not None
-        assert answer is not None
-        try:
-            message, descriptors = receive_message(report)
-        except BlockingIOError:
-            return
-        except OSError as error:  # such as EMFILE
-            message, descriptors = json.dumps(_describe_error(error)).encode(), []
-        if descriptors:
-            program.top = descriptors[0]
-        told = json.loads(message) if message else {}
-        if message and "error" not in told:
-            program.start_time, program.devices = told["start_time"], told["devices"]
-            return
-        self._unwatch(report.fileno())
-        report.close()
-        program.report = program.answer = None
-        if not message and program.start_time:
-            if program.exit is not None:
-                self._save(program)
-            answer(
-                {
-                    "pid": program.pid,
-                    "start_time": program.start_time,
-                    "devices": list(program.devices),
-                }
-            )
-            return
-        if not message:
-            killed = OSError(errno.ECHILD, "the process was killed before it executed the program")
-            told = _describe_error(killed)
-        self._forget(program)
-        answer(told)
+        with report:
+            failure = _read_report(program, report)
+        if failure is not None:
+            self._forget(program)
+            return failure
+        answer = {
+            "id": number,
+            "pid": program.pid,
+            "start_time": program.start_time,
+            "devices": list(program.devices),
+        }
+        self._send_answer(client, answer, [] if program.top is None else [program.top])
+        if client not in self._clients:
+            self._forget(program)
+        return None
 
     # Output
 
@@ -726,8 +693,7 @@ class Starter:
                 continue
             program.exit = {"status": status, "rusage": list(usage), "time": time.time()}
             self._kill_broker(program)
-            if program.report is None:
-                self._save(program)
+            self._save(program)
 
     def _forget(self, program: Program) -> None:
         if program.is_forgotten:
@@ -739,8 +705,6 @@ class Starter:
         for output in program.outputs:
             if output.is_open:
                 self._unwatch(output.pipe)
-        if program.report is not None:
-            self._unwatch(program.report.fileno())
         program.close()
 
     # Brokers
@@ -855,6 +819,26 @@ def _listen(path: str) -> socket.socket:
         listening.close()
         raise
     return listening
+
+
+def _read_report(program: Program, report: socket.socket) -> dict[str, Any] | None:
+    """Wait until the child executes the program; return why it does not, None if it does."""
+    report.settimeout(_MAX_START_SECONDS)
+    try:
+        message, descriptors = receive_message(report)
+        if descriptors:
+            program.top = descriptors[0]
+        if message:
+            told: dict[str, Any] = json.loads(message)
+            if "error" in told:
+                return told
+            program.start_time, program.devices = told["start_time"], told["devices"]
+            message, _ = receive_message(report)
+            return json.loads(message) if message else None
+    except OSError as error:  # such as EMFILE
+        return _describe_error(error)
+    killed = OSError(errno.ECHILD, "the process was killed before it executed the program")
+    return _describe_error(killed)
 
 
 # In the child

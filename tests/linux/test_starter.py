@@ -192,6 +192,17 @@ class StartTests(StarterCase):
             self.assertEqual(self.client.list_programs(), {})
         self.assertEqual(self.run_program(true), (0, b""))
 
+    def test_child_that_does_not_execute_its_program_is_given_up(self) -> None:
+        self.patch(starter, "_MAX_START_SECONDS", 0.01)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.addCleanup(ours.close)
+        self.addCleanup(theirs.close)
+        program = starter.Program("/name")
+        self.assertEqual(starter._read_report(program, ours)["error"], "timed out")  # type: ignore[index]
+        theirs.send(b'{"start_time": 1, "devices": []}')
+        self.assertEqual(starter._read_report(program, ours)["error"], "timed out")  # type: ignore[index]
+        self.assertEqual(program.start_time, 1)
+
     def test_programs_without_free_descriptors_are_refused(self) -> None:
         few = StarterProcess(starter.RESERVED_DESCRIPTORS + 2 * starter.PROGRAM_DESCRIPTORS)
         self.addCleanup(few.stop)
