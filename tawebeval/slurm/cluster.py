@@ -254,7 +254,9 @@ class SlurmRun(SandboxedRun):
     def _make_local_run(self) -> BubblewrapRun:
         """Return the run as the node starts it."""
         local = self._sandbox.local
-        return BubblewrapRun(self.workspace, self._checkout, self.limits, local, self._environment)
+        run = BubblewrapRun(self.workspace, self._checkout, self.limits, local, self._environment)
+        run.run_limits = self.run_limits  # which have the cgroup, if only in name
+        return run
 
     # The start
 
