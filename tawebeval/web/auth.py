@@ -361,32 +361,18 @@ def check_listing_access(headers: Headers, callers: CallerSettings) -> None:
     check_origin(headers, callers.origins, CANNOT_READ, is_host_checked=True)
 
 
+# Of all, of one caller with a token, and of one evaluation, at most.
 MAX_EVALUATIONS_WITH_LINKS = 5000
-"""Evaluations with links, at most."""
-
 MAX_EVALUATIONS_WITH_LINKS_PER_CALLER = 1000
-"""Those of one caller with a token."""
-
-MAX_LINK_READERS = 200
-"""Requests and streams of all links at once, at most."""
-
+MAX_LINK_READERS = 200  # requests and streams at once
 MAX_LINK_READERS_PER_CALLER = 100
-"""Those of the links that one caller with a token has made."""
-
 MAX_LINK_READERS_PER_EVALUATION = 50
-"""Those of the links of one evaluation."""
+LINK_REQUESTS_PER_MINUTE = 6000
+LINK_REQUESTS_PER_MINUTE_PER_CALLER = 3000
+LINK_REQUESTS_PER_MINUTE_PER_EVALUATION = 1200
 
 DEFAULT_LINK_LIFETIME = 7 * 86400
 """Seconds for which a link holds if its maker does not choose."""
-
-LINK_REQUESTS_PER_MINUTE = 6000
-"""Requests of all links in a minute, at most."""
-
-LINK_REQUESTS_PER_MINUTE_PER_CALLER = 3000
-"""Those of the links that one caller with a token has made."""
-
-LINK_REQUESTS_PER_MINUTE_PER_EVALUATION = 1200
-"""Those of the links of one evaluation."""
 
 _EVERY = ""  # the bucket of all links
 _OF_CALLER = "caller "  # the beginning of that of a caller's links; no identifier has a space

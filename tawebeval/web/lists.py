@@ -201,16 +201,25 @@ class EvaluationLists:
         except (CancelledError, InvalidCursor):
             raise
         except TookTooLong:
-            self._log_fault(name, url, f"no answer within {PEER_TIMEOUT:g} seconds")
+            reason = f"no answer within {PEER_TIMEOUT:g} seconds"
         except (TawebevalError, ValueError) as error:
-            self._log_fault(name, url, str(error))
+            reason = str(error)
         except Exception:  # noqa: BLE001  (the list goes on without this daemon)
             log.failure("defect: the list of the daemon {name} cannot be read", name=name)
+            return None
         else:
             self._away.discard(url)
             return part
         finally:
             size.abort_connection()
+        if url not in self._away:
+            self._away.add(url)
+            log.warn(
+                "the daemon {name} at {url} (service.peers) is left out of lists: {reason}",
+                name=name,
+                url=url,
+                reason=reason,
+            )
         return None
 
     async def _fetch(
@@ -227,17 +236,6 @@ class EvaluationLists:
             response = await agent.request(b"GET", whole.encode(), headers, None)
             await collect(response, body.extend)
         return response.code, bytes(body)
-
-    def _log_fault(self, name: str, url: str, reason: str) -> None:
-        """Log why a daemon is away, once until it answers again."""
-        if url not in self._away:
-            self._away.add(url)
-            log.warn(
-                "the daemon {name} at {url} (service.peers) is left out of lists: {reason}",
-                name=name,
-                url=url,
-                reason=reason,
-            )
 
 
 def make_evaluation_lists(

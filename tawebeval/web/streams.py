@@ -140,8 +140,7 @@ class StreamTurns:
 class StreamFlowControl:
     """The producer of a stream of `caller`, which waits until the transport takes more."""
 
-    clock: IReactorTime
-    turns: StreamTurns = attrs.Factory(lambda self: StreamTurns(self.clock), takes_self=True)
+    turns: StreamTurns
     caller: str = ANONYMOUS_CALLER
     _is_paused: bool = False
     _is_stopped: bool = False
@@ -188,22 +187,16 @@ async def write_events(
             if batch.count:
                 begin = subscription.read_cursor - batch.count
                 write(flow_control.turns.framed_batches.frame(framing, begin, batch))
-            elif not await _await_change(
-                subscription.wait_for_events().addTimeout(heartbeat_seconds, flow_control.clock)
-            ):
-                await flow_control.wait_until_ready()
-                send_heartbeat()
+            else:
+                change = subscription.wait_for_events()
+                try:
+                    await change.addTimeout(heartbeat_seconds, flow_control.turns.clock)
+                except DeferredTimeout:
+                    await flow_control.wait_until_ready()
+                    send_heartbeat()
             # Also right after a write: more output may arrive in the same turn.
             await flow_control.wait_until_ready()
         write(framing.last_bytes)
-
-
-async def _await_change(change: Deferred[None]) -> bool:
-    try:
-        await change
-    except DeferredTimeout:
-        return False
-    return True
 
 
 async def send_stream(
@@ -218,7 +211,7 @@ async def send_stream(
     At discarded events the connection is closed: resuming there is 410.
     """
     channel = request.channel
-    flow = StreamFlowControl(turns.clock, turns, request.caller)
+    flow = StreamFlowControl(turns, request.caller)
     request.registerProducer(flow, True)
     try:
         await write_events(
@@ -239,18 +232,9 @@ async def send_stream(
     request.unregisterProducer()
 
 
-_COMPLETE = 1000
-"""Close code after the last event."""
-
-_FAILED = 1011
-"""Close code of a defect of the daemon."""
-
-_TRY_AGAIN = 1013
-"""Close code if events cannot be read now (IANA's registry of close codes)."""
-
-_DISCARDED = 4410
-"""Close code if an acknowledgement has discarded events before they were sent."""
-
+# Close codes: after the last event; of a defect of the daemon; if events cannot be read now (IANA's
+# registry of close codes); if an acknowledgement has discarded events before they were sent.
+_COMPLETE, _FAILED, _TRY_AGAIN, _DISCARDED = 1000, 1011, 1013, 4410
 _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")  # RFC 6455, section 4.1
 
 
@@ -368,7 +352,7 @@ async def send_websocket_messages(
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE
     if subscription is not None:
-        flow = StreamFlowControl(turns.clock, turns, request.caller)
+        flow = StreamFlowControl(turns, request.caller)
         request.registerProducer(flow, True)
         try:
             ping = events.transport.ping

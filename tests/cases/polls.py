@@ -1,24 +1,16 @@
-"""Requests for pages, and the comparison of their answers with those of Klein alone."""
+"""Requests for pages, and services of many configurations for them."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
-from pathlib import Path
-from typing import Any
 
-import attrs
 from hypothesis import strategies as st
 
 from tawebeval.config import CallerSettings, Configuration, HttpSettings, LogSettings
 from tawebeval.config import ServiceSettings as Process
-from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tests.cases.settings import with_constants
 from tests.cases.web import END
-from tests.fakes.clients import MULTIPART, Connection, Service, form, parts
 
 TOKEN = "tawebeval_a-token"
 READ_TOKEN = "tawebeval_a-token-that-only-reads"
@@ -164,107 +156,3 @@ ASKING = st.tuples(requests(), st.integers(0, 1), st.none() | st.integers(1, 300
 BESIDES = st.sampled_from(["print", "end", "second", "leave", "stop"])
 
 STEPS = st.lists(st.one_of(ASKING, ASKING, ASKING, BESIDES), max_size=8)
-_DATE = re.compile(rb"Date: [^\r]*")
-
-
-@attrs.define
-class World:
-    """A service with one evaluation and two clients; `klein_alone` passes polls to Klein, too."""
-
-    root: Path
-    configuration: Configuration
-    tokens: bool
-    klein_alone: bool
-    service: Service = attrs.field(init=False)
-    identifier: str = attrs.field(init=False)
-    clients: list[Connection] = attrs.field(init=False)
-    ended: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        self.root.mkdir()
-        tokens = self.root / "tokens" if self.tokens else None
-        if tokens is not None:
-            tokens.write_text(TOKENS)
-        self.service = Service(self.root, self.configuration, tokens=tokens)
-        if self.klein_alone:
-            resource = self.service.site.resource
-            resource.render = resource.render_by_klein
-        client = self.service.connect()
-        headers = {"Content_Type": MULTIPART, "Authorization": f"Bearer {TOKEN}"}
-        client.request("POST /evaluate", form(parts()), **headers)
-        self.identifier = client.answer().json()["evaluation_id"]
-        client.lose()
-        self.clients = [self.connect(), self.connect()]
-
-    def connect(self) -> Connection:
-        return self.service.connect()
-
-    def take(self, step: Any) -> None:
-        child = self.service.world.child
-        if step == "print":
-            if not self.ended:
-                child.print(b"a\nb\n")
-        elif step == "end":
-            if not self.ended:
-                self.ended = True
-                child.end()
-                self.service.world.turn()
-        elif step == "second":
-            self.service.reactor.advance(1)
-        elif step == "leave":
-            self.clients[0].lose()
-            self.clients[0] = self.connect()
-        elif step == "stop":
-            self.service.site.is_draining = True
-        else:
-            self.ask(*step)
-
-    def ask(self, request: bytes, number: int, cut: int | None) -> None:
-        """Send a request; with a cut a part of it, then the rest, and the same once more."""
-        request = request.replace(b"ID", self.identifier.encode())
-        request = request.replace(b"NONE", b"a" * len(self.identifier))
-        for piece in (request,) if cut is None else (request[:cut], request[cut:] + request):
-            client = self.clients[number]
-            if piece and not client.closed:
-                client.send(piece)
-
-    def seen(self) -> list[Any]:
-        """Return all that can be seen, from outside and of what is kept."""
-        caller = "alice" if self.tokens else ANONYMOUS_CALLER
-        evaluations = self.service.registry.records.list_evaluations(caller, 0, 100)
-        return [
-            *(_DATE.sub(b"Date:", client.received) for client in self.clients),
-            *((client.closed, client.aborted) for client in self.clients),
-            *((each.events.log.begin_cursor, each.events.log.end_cursor) for each in evaluations),
-            *(len(each.events.change_condition) for each in evaluations),
-            *(client.channel.phase for client in self.clients),
-        ]
-
-    def close(self) -> None:
-        for client in self.clients:
-            client.lose()
-        self.service.close()
-        left = [call.getTime() for call in self.service.reactor.getDelayedCalls()]
-        assert not left, left
-
-
-def check_alike(
-    kind: str, steps: Iterable[Any], check: Callable[[World], object] = lambda world: None
-) -> None:
-    """Check that Klein alone gives the same after each step; `check` the other world."""
-    root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
-    try:
-        worlds = [
-            World(root / name, CONFIGURATIONS[kind], kind == "tokens", name == "klein")
-            for name in ("usual", "klein")
-        ]
-        for step in steps:
-            for world in worlds:
-                world.take(step)
-            usual, klein = (world.seen() for world in worlds)
-            assert usual == klein, step
-            check(worlds[0])
-        for world in worlds:
-            world.close()
-    finally:
-        shutil.rmtree(root)

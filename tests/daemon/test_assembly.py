@@ -259,6 +259,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual([pool.name for pool in watching], ["watch", "count"])
         daemon.privilegedStartService()
         daemon.startService()
+        self.assertEqual(self.context().forms._threads.name, "upload")  # type: ignore[attr-defined]
         self.assertEqual(sorted(done), sorted(f"start {name}" for _, name in expected))
         self.successResultOf(daemon.stopService())
         stopped = [*waited, (1, "store")]

@@ -40,7 +40,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.submissions import ReceivedForm
-from tawebeval.web.streams import StreamFlowControl, write_events
+from tawebeval.web.streams import StreamFlowControl, StreamTurns, write_events
 from tests.cases.event_source import EventSource
 from tests.cases.settings import with_constants
 from tests.fakes.callbacks import FakeCallbacks
@@ -498,7 +498,12 @@ class Reading(Comparison):
         assert first >= oldest
         model.asked = self.now
         one = Stream(
-            identifier, first, framing, subscription, StreamFlowControl(self.world.clock), slow=slow
+            identifier,
+            first,
+            framing,
+            subscription,
+            StreamFlowControl(StreamTurns(self.world.clock)),
+            slow=slow,
         )
         self.streams.append(one)
         one.begin()

@@ -148,7 +148,7 @@ class CountTests(TrafficTestCase):
     def test_malformed_request_is_counted_and_a_silent_connection_is_not(self) -> None:
         self.connect().send(b"nonsense\r\n\r\n")
         self.assert_counted((UNKNOWN_ROUTE, UNKNOWN_ROUTE, 400))
-        self.connect().send(b"GET /" + b"x" * 2000 + b" HTTP/1.1\r\n")
+        self.connect().send(b"GET /" + b"x" * 2000 + b" HTTP/1.1\r\n\r\n")
         self.assert_counted((UNKNOWN_ROUTE, UNKNOWN_ROUTE, 414))
         for data in (b"", b"GET / HTTP/1.1\r\nHost:"):
             connection = self.connect()

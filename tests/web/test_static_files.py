@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import tawebeval.web
-from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web.routes import OPENAPI_PATH, STATIC_RESOURCES
 from tests.cases import described
 from tests.cases.web import LINK, CallerTestCase, WebTestCase
@@ -154,29 +153,10 @@ class AssetTests(WebTestCase):
         connection.lose()
         return answer
 
-    def test_each_content_has_a_tag_of_its_own(self) -> None:
-        tags = {asset.entity_tag for asset in ASSETS.values()}
-        self.assertEqual(len(tags), len(ASSETS))
-
-    def test_pages_of_other_origins_may_import_the_client(self) -> None:
-        answer = self.get("/static/client.js", Origin="https://site.example.org")
-        self.assertEqual(answer.headers["access-control-allow-origin"], "*")
-
     def test_no_other_file_or_method_is_served(self) -> None:
         for path in ("/static/", "/static/index.html", "/static/..%2Fassets.py", "/static/x.js"):
             self.request("GET", path, 404)
         self.assertIn("GET", self.request("POST", "/", 405).headers["allow"])
-
-
-class NamedOriginTests(WebTestCase):
-    configuration = Configuration(callers=CallerSettings(origins=("https://site.example.org",)))
-
-    def test_only_named_origins_import_modules(self) -> None:
-        for origin, allowed in (("https://site.example.org", True), ("https://other.org", False)):
-            asked = self.ask("GET", "/static/client.js", headers={"Origin": origin})
-            headers = self.answer(asked).headers
-            self.assertEqual("access-control-allow-origin" in headers, allowed)
-            self.assertEqual(headers["vary"], "Accept-Encoding, Origin")
 
 
 class TokenTests(CallerTestCase):

@@ -288,7 +288,7 @@ class TurnTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_paused_stream_waits_for_a_turn_when_it_resumes(self) -> None:
-        flow = streams.StreamFlowControl(self.clock, self.turns, "alice")
+        flow = streams.StreamFlowControl(self.turns, "alice")
         flow.pauseProducing()
         ready = Deferred.fromCoroutine(flow.wait_until_ready())
         self.clock.advance(0)

@@ -221,19 +221,6 @@ class GivenUpTests(RawTestCase):
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
         self.assertEqual(self.service.world.spawn.children, [])
 
-    def test_stalled_client_is_told_and_closed(self) -> None:
-        connection = self.connect()
-        body = form(parts(source=b"x" * 50_000))
-        fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
-        connection.send(head("POST /evaluate", fields))
-        connection.send(body[:20_000])
-        self.service.reactor.advance(31)
-        self.assertEqual(connection.answer().status, 408)
-        self.service.reactor.advance(6)
-        self.assertTrue(connection.closed)
-        connection.lose()
-        self.assertEqual(self.service.leftovers(), [])
-
     def test_client_that_leaves_after_the_answer_keeps_its_evaluation(self) -> None:
         connection = self.connect()
         connection.request("POST /evaluate", form(parts()), Content_Type=MULTIPART)

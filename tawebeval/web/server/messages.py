@@ -163,13 +163,6 @@ def collapse_slashes(path: bytes) -> bytes:
     return _SLASHES.sub(b"/", path) if b"//" in path else path
 
 
-def _compile(base_path: BasePath) -> re.Pattern[bytes] | None:
-    if not base_path.prefix:
-        return None
-    parts = (re.escape(part.encode()) for part in base_path.prefix[1:].split("/"))
-    return re.compile(rb"/+%b(?=[/?]|\Z)" % rb"/+".join(parts))  # clients join paths carelessly
-
-
 @attrs.frozen
 class BasePath:
     """The prefix of all paths, without a slash at its end; empty = the root of the host.
@@ -178,28 +171,24 @@ class BasePath:
     """
 
     prefix: str
-    _pattern: re.Pattern[bytes] | None = attrs.field(
-        init=False, repr=False, default=attrs.Factory(_compile, takes_self=True)
-    )
+    _pattern: re.Pattern[bytes] = attrs.field(init=False, repr=False)
+
+    @_pattern.default
+    def _compile(self) -> re.Pattern[bytes]:
+        parts = (re.escape(part.encode()) for part in self.prefix[1:].split("/"))
+        return re.compile(rb"\A/+%b(?=/)" % rb"/+".join(parts))  # clients join paths carelessly
 
     def strip_prefix(self, target: bytes) -> bytes:
         """Return a request target without the prefix; unchanged if it is only the prefix."""
-        rest = self._rest(target)
-        return rest if rest is not None and rest.startswith(b"/") else target
+        return self._pattern.sub(b"", target, 1) if self.prefix else target
 
-    def require_trailing_slash(self, target: bytes) -> None:
-        """Raise ResourceMoved if the target is only the prefix, without a slash.
+    def require_trailing_slash(self, path: bytes) -> None:
+        """Raise ResourceMoved if the path is only the prefix, without a slash.
 
         Relative links of a page there would lead out of the prefix.
         """
-        rest = self._rest(target)
-        if rest is not None and not rest.startswith(b"/"):
+        if self.prefix and path == self.prefix.encode():
             raise ResourceMoved(f"{self.prefix}/")
-
-    def _rest(self, target: bytes) -> bytes | None:
-        """Return the part of a target behind the prefix; None if it has none."""
-        found = None if self._pattern is None else self._pattern.match(target)
-        return None if found is None else target[found.end() :]
 
 
 JSON_MEDIA_TYPE = b"application/json"
@@ -336,17 +325,10 @@ def make_problem_details(status: HTTPStatus, detail: str, **members: Any) -> byt
     )
 
 
-@attrs.frozen
-class ErrorResponse:
-    """The response to an exception; `headers` are those that not all problems have."""
-
-    status: HTTPStatus
-    headers: dict[bytes, bytes]
-    body: bytes
-
-
-def make_error_response(error: BaseException | None) -> ErrorResponse:
-    """Return the response to an exception.
+def make_error_response(
+    error: BaseException | None,
+) -> tuple[HTTPStatus, dict[bytes, bytes], bytes]:
+    """Return status, headers that not all problems have, and body of the response to an exception.
 
     An exception without an entry is a defect: the response says no more than that.
     """
@@ -372,7 +354,7 @@ def make_error_response(error: BaseException | None) -> ErrorResponse:
     else:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         detail = "internal error: a defect of the server; its log has the details"
-    return ErrorResponse(status, headers, make_problem_details(status, detail, **members))
+    return status, headers, make_problem_details(status, detail, **members)
 
 
 def encode_refusal(
@@ -393,12 +375,11 @@ def encode_refusal(
 
 def set_error_response(request: IRequest, error: BaseException | None) -> bytes:
     """Set status and headers of the response to an exception; return its body."""
-    problem = make_error_response(error)
-    set_headers(request, problem.headers)
+    status, headers, body = make_error_response(error)
+    set_headers(request, {**headers, b"Content-Type": PROBLEM_DETAILS_MEDIA_TYPE})
     # Twisted does not know the phrases of all of them.
-    request.setResponseCode(problem.status, problem.status.phrase.encode())
-    request.setHeader(b"Content-Type", PROBLEM_DETAILS_MEDIA_TYPE)
-    return problem.body
+    request.setResponseCode(status, status.phrase.encode())
+    return body
 
 
 def report_storage_error(error: OSError, stored_object: str = "form") -> errors.ServerBusy:
@@ -420,13 +401,9 @@ NO_STORE_HEADERS = {b"Cache-Control": b"no-store"}
 MAX_NUMBER_DIGITS = 15
 """Maximum of digits of a whole number; every JSON library keeps that many exactly."""
 
-WHOLE_NUMBER_PATTERN = rf"[0-9]{{1,{MAX_NUMBER_DIGITS}}}"
-"""Pattern of a whole number."""
-
-WHOLE_NUMBER_REGEX = re.compile(WHOLE_NUMBER_PATTERN)
-"""The same, compiled."""
-
-_SECONDS = re.compile(rf'[ \t]*("?)({WHOLE_NUMBER_PATTERN})\1[ \t]*')  # in quotes or not, the same
+WHOLE_NUMBER_REGEX = re.compile(rf"[0-9]{{1,{MAX_NUMBER_DIGITS}}}")
+# In quotes or not, the same.
+_SECONDS = re.compile(rf'[ \t]*("?)({WHOLE_NUMBER_REGEX.pattern})\1[ \t]*')
 
 
 def prepare_response(

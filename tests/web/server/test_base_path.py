@@ -33,13 +33,13 @@ class BasePathTests(SynchronousTestCase):
 
     def test_base_path_alone_is_redirected_into_it(self) -> None:
         base_path = BasePath(BELOW)
-        for target in (b"/judge/a.b", b"//judge/a.b", b"/judge/a.b?x=1"):
+        for target in (b"/judge/a.b", b"/judge/a.b?x=1"):
             self.assertEqual(base_path.strip_prefix(target), target)
-            error = self.assertRaises(ResourceMoved, base_path.require_trailing_slash, target)
-            self.assertEqual(error.location, "/judge/a.b/")
-        for target in (b"/judge/a.b/", b"/judge", b"?x=1", b"*", b"/x/judge/a.b"):
-            base_path.require_trailing_slash(target)
-            BasePath("").require_trailing_slash(target)
+        with self.assertRaises(ResourceMoved):
+            base_path.require_trailing_slash(b"/judge/a.b")
+        for path in (b"/judge/a.b/", b"/judge", b"", b"*", b"/x/judge/a.b"):
+            base_path.require_trailing_slash(path)
+            BasePath("").require_trailing_slash(path)
 
 
 class RoutesBelowTests(RawTestCase):
@@ -93,10 +93,11 @@ class RoutesBelowTests(RawTestCase):
         self.assertEqual(answer.headers["Link"], f'<{BELOW}/evaluations?after={end}>; rel="next"')
 
     def test_page_is_below_the_base_path(self) -> None:
-        answer = self.ask_raw(f"GET {BELOW}")
-        self.assertEqual(answer.status, 308)
-        self.assertEqual(answer.json()["detail"], f"moved to {BELOW}/")
-        self.assertEqual(answer.headers["Location"], f"{BELOW}/")
+        for target in (BELOW, f"{BELOW}?x=1", f"/{BELOW}"):
+            answer = self.ask_raw(f"GET {target}")
+            self.assertEqual(answer.status, 308)
+            self.assertEqual(answer.json()["detail"], f"moved to {BELOW}/")
+            self.assertEqual(answer.headers["Location"], f"{BELOW}/")
         page = self.ask_raw(f"GET {BELOW}/")
         self.assertEqual(page.headers["Content-Type"], "text/html; charset=utf-8")
         for link in LINK.findall(page.body.decode()):
