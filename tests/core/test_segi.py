@@ -409,6 +409,11 @@ class FlushTests(SynchronousTestCase):
                     decode(parser.flush_partial_line()), [*expected, marker.decode() + "x"]
                 )
 
+    def test_end_markers_are_not_held_back(self) -> None:
+        parser = SegiParser(MARKERS)
+        parser.feed(b"~DE")
+        self.assertEqual(decode(parser.flush_partial_line()), ["~DE"])
+
     def test_marker_in_mid_line_is_not_held_back(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(b"x")

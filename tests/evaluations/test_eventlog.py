@@ -718,6 +718,14 @@ class FileTests(ReadingTestCase):
         self.assertEqual(calls, [self.log.discarded_stdout_bytes])
         self.assertEqual(self.threads.waiting, [])
 
+    def test_archive_keeps_the_files(self) -> None:
+        self.events.keeps_files = True
+        self.events.acknowledge(8)
+        self.assertEqual(self.threads.waiting, [])
+        self.events.keeps_files = False
+        self.events.free_discarded_files()
+        self.assertEqual(len(self.threads.waiting), 1)
+
     def test_disk_error_is_logged_once(self) -> None:
         def fail(before: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -257,6 +257,17 @@ class KeptTests(RegistryTestCase):
         self.page(first, END)
         self.registry.check_readiness()
 
+    def test_evaluation_whose_stream_was_cut_after_all_events_stays(self) -> None:
+        first, _ = self.fill()
+        subscription = self.registry.events.subscribe(first, None)
+        assert subscription is not None
+        with self.assertRaises(ConnectionError), subscription:
+            self.read(subscription)
+            raise ConnectionError
+        self.refuse()
+        self.send_all(first)
+        self.accept()
+
 
 class DiskTests(RegistryTestCase):
     configuration = Configuration(
