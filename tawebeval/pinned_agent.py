@@ -97,19 +97,12 @@ class SystemResolver:
 
     A running look-up cannot be stopped: without waiters it keeps its thread until the system gives
     up. So a host whose name server does not answer takes one thread, however often it is asked for.
-    A look-up without waiters that has no thread yet never starts.
+    A look-up without waiters that has no thread yet never starts. The threads end with the process.
     """
 
     def __init__(self, threads: WorkerThreads) -> None:
         self._threads = threads
         self._lookups: dict[str, _Lookup] = {}
-
-    def start(self) -> None:
-        """Start the threads. Raises: OSError."""
-        self._threads.start()
-
-    def stop(self) -> None:
-        """Abandon look-ups; their threads end with the process."""
 
     async def look_up_host(self, host: str) -> Sequence[IPAddress]:
         """Return the addresses of a host. Raises: OSError."""

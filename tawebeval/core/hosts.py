@@ -55,6 +55,11 @@ class ServerAddress:
     port: int
     ip_address: IPAddress | None
 
+    @property
+    def url_host(self) -> str:
+        """The host in the form of URLs: an IPv6 address is in brackets."""
+        return self.host if self.ip_address is None else format_address(self.ip_address)
+
 
 @attrs.frozen
 class ResolvedGitRemote:

@@ -493,7 +493,7 @@ class _Builder:
         self.configuration = configuration
         self.directories = directories
         self.reactor = reactor
-        self.pools: list[WorkerThreads | SystemResolver] = []
+        self.pools: list[WorkerThreads] = []
         self.file_tree_threads = self._make_threads(20, "work")  # check out, measure, remove trees
         # They check and sync disks and directories, any of which may hang.
         self.disk_check_threads = self._make_threads(4, "check")
@@ -528,9 +528,7 @@ class _Builder:
 
     def _make_resolver(self, count: int, name: str) -> SystemResolver:
         """Return a resolver. A silent name server blocks one of its threads for a minute."""
-        resolver = SystemResolver(WorkerThreads.create(self.reactor, count, name))
-        self.pools.append(resolver)
-        return resolver
+        return SystemResolver(self._make_threads(count, name, abandons_running_calls=True))
 
     @cached_property
     def sandbox(self) -> Sandbox:

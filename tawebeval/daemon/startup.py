@@ -57,7 +57,6 @@ from tawebeval.linux.filetree import (
 from tawebeval.linux.privileges import check_owner, get_home
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY, assess_starter_limits, check_hard_limits
 from tawebeval.linux.starter_client import StarterClient
-from tawebeval.pinned_agent import SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.environments import (
@@ -362,7 +361,7 @@ class StartupChecks(Service):
     directories: DaemonDirectories
     _cgroups: CgroupManager
     _sandbox: Sandbox
-    _pools: Sequence[WorkerThreads | SystemResolver]
+    _pools: Sequence[WorkerThreads]
     _left: LeftEvaluations
 
     def startService(self) -> None:

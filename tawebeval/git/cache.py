@@ -145,7 +145,8 @@ class RepositoryCache:
             if path.suffix == ".git" and not path.is_symlink():
                 entry = self._add(path.name)
                 try:
-                    entry.size = entry.bare.load_existing()
+                    entry.bare.remove_files_of_killed_git()
+                    entry.size = entry.bare.measure_disk_bytes()
                 except OSError as error:
                     log.warn("{path} cannot be used: {error}", path=path, error=error)
                     self._leftovers.append(self._detach(path.name))
@@ -390,7 +391,7 @@ class RepositoryCache:
     def _name(self, url: str, credential: Credential | None) -> str:
         named = url.encode()
         if credential is not None:
-            named += b"\0" + self._keyring.derive_credential_id(credential)
+            named += b"\0" + credential.derive_credential_id(self._keyring.key)
         return hashlib.sha256(named).hexdigest()[:40] + ".git"
 
     @asynccontextmanager

@@ -14,7 +14,7 @@ import os
 import posixpath
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os.path import abspath, realpath
 from pathlib import Path
 from urllib.parse import quote
@@ -28,7 +28,6 @@ from tawebeval.core.hosts import (
     IPAddress,
     ResolvedGitRemote,
     ServerAddress,
-    format_address,
     is_public_address,
     matches_host_pattern,
     parse_local_path,
@@ -36,7 +35,11 @@ from tawebeval.core.hosts import (
     resolve_git_remote,
 )
 from tawebeval.errors import ConfigurationError, EvaluationFailure, ForbiddenHost, format_size
-from tawebeval.linux.privileges import ReloadableFiles, warn_of_file_readable_by_others
+from tawebeval.linux.privileges import (
+    ReloadableFiles,
+    read_secret_file,
+    warn_of_file_readable_by_others,
+)
 from tawebeval.pinned_agent import LOOKUP_TIMEOUT, CheckedResolver, LookupUnanswered, UnknownHost
 
 MAX_PASSWORD_SIZE = 2048
@@ -138,9 +141,8 @@ class Credential:
                 "repository",
                 f"the credentials for {target.host} are sent over https only; use an https URL",
             )
-        host = format_address(target.ip_address) if target.ip_address else target.host
         port = "" if target.port == DEFAULT_PORTS[target.protocol] else f":{target.port}"
-        return Login(f"{target.protocol}://{host}{port}", self.username, self.password)
+        return Login(f"{target.protocol}://{target.url_host}{port}", self.username, self.password)
 
     @property
     def ssh_files(self) -> Sequence[str]:
@@ -164,19 +166,22 @@ class Credential:
         )
 
 
-def parse_password(content: bytes) -> str:
-    """Return the password in a file, without the line end. Raises ValueError with the reason."""
-    try:
-        password = content.decode().removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError:
-        raise ValueError("is not UTF-8") from None
+def parse_password(text: str) -> str:
+    """Return the password in a file, without the line end. Raises: ConfigurationError."""
+    password = text.removesuffix("\n").removesuffix("\r")
     if not password.strip():
-        raise ValueError("is empty")
+        raise ConfigurationError("is empty")
     if not _WHOLE_LINE.fullmatch(password):
-        raise ValueError("has more than one line, or control characters")
-    if len(content) > MAX_PASSWORD_SIZE:
-        raise ValueError(f"is over {format_size(MAX_PASSWORD_SIZE)}")
+        raise ConfigurationError("has more than one line, or control characters")
+    if len(text.encode()) > MAX_PASSWORD_SIZE:
+        raise ConfigurationError(f"is over {format_size(MAX_PASSWORD_SIZE)}")
     return password
+
+
+def _parse_ssh_file(text: str) -> str:
+    if not text.strip():
+        raise ConfigurationError("is empty")
+    return text
 
 
 @attrs.define
@@ -189,7 +194,7 @@ class GitKeyring:
 
     _settings: Sequence[CredentialSettings]
     _directory: str
-    _key: bytes = attrs.field(repr=False)
+    key: bytes = attrs.field(repr=False)
     _credentials: Sequence[Credential] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -205,10 +210,6 @@ class GitKeyring:
         if target is None:
             return None
         return next((one for one in self._credentials if one.is_usable_for(target, caller)), None)
-
-    def derive_credential_id(self, credential: Credential) -> bytes:
-        """Return the identity of a credential under the daemon's key."""
-        return credential.derive_credential_id(self._key)
 
     def list_reloadable_files(self) -> Iterator[ReloadableFiles[Sequence[Credential]]]:
         """Yield the reloadable files; none without credentials."""
@@ -235,46 +236,38 @@ class GitKeyring:
         password, key, known_hosts = None, "", ""
         if entry.password_file:
             setting += ".password_file"
-            path, secret = self._read_file(entry.password_file, setting)
-            try:
-                password = parse_password(secret)
-            except ValueError as error:
-                raise ConfigurationError(f"{setting}: {path} {error}") from None
-            secret = password.encode()
+            _, secret = self._read_file(entry.password_file, setting, parse_password)
+            password = secret
         else:
-            hosts, _ = self._read_file(entry.known_hosts_file, f"{setting}.known_hosts_file")
-            path, secret = self._read_file(entry.key_file, f"{setting}.key_file")
+            hosts_setting = f"{setting}.known_hosts_file"
+            hosts, _ = self._read_file(entry.known_hosts_file, hosts_setting, _parse_ssh_file)
+            path, secret = self._read_file(entry.key_file, f"{setting}.key_file", _parse_ssh_file)
             key, known_hosts = str(path), str(hosts)
         return Credential(
             host=entry.host.lower(),
             port=entry.port,
             username=entry.username,
             callers=entry.callers,
-            secret_file_content=secret,
+            secret_file_content=secret.encode(),
             password=password,
             key_file=key,
             known_hosts_file=known_hosts,
         )
 
-    def _read_file(self, name: str, setting: str) -> tuple[Path, bytes]:
+    def _read_file(self, name: str, setting: str, parse: Callable[[str], str]) -> tuple[Path, str]:
         """Return the path and the content of a file."""
-        path = Path(name)
+        path = Path(self._directory, name)
         if not path.is_absolute():
-            if not self._directory:
-                raise ConfigurationError(
-                    f"{setting}: {name} is not an absolute path, and systemd passes no credentials"
-                    f" (LoadCredential={name}:FILE in the unit)"
-                )
-            path = Path(self._directory, name)
+            raise ConfigurationError(
+                f"{setting}: {name} is not an absolute path, and systemd passes no credentials"
+                f" (LoadCredential={name}:FILE in the unit)"
+            )
         try:
-            content = path.read_bytes()
-            mode = path.stat().st_mode
-        except OSError as error:
-            raise ConfigurationError(f"{setting}: cannot read {path}: {error.strerror}") from None
-        if not content.strip():
-            raise ConfigurationError(f"{setting}: {path} is empty")
+            content = read_secret_file(path, parse)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{setting}: {error}") from None
         if not setting.endswith("known_hosts_file"):
-            warn_of_file_readable_by_others(path, mode, setting)
+            warn_of_file_readable_by_others(path, path.stat().st_mode, setting)
         return path, content
 
 

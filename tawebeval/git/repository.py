@@ -157,13 +157,6 @@ class BareRepository:
         except OSError:
             return False
 
-    def load_existing(self) -> int:
-        """Take over the repository of an earlier daemon; return its bytes on the disk. Blocks."""
-        self.remove_files_of_killed_git()
-        with suppress(OSError):  # of a damaged repository
-            (self.path / "info" / "attributes").write_text(_ATTRIBUTES)
-        return self.measure_disk_bytes()
-
     def measure_disk_bytes(self) -> int:
         """Return the bytes of the repository on the disk. Blocks."""
         size = count = 0

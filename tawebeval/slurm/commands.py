@@ -160,14 +160,7 @@ _MISSES = 15  # looks without a job that was in the queue before, until it count
 log = Logger()
 
 
-LOSS_REASONS: tuple[FailureReason, ...] = (
-    "node",
-    "preempted",
-    "memory",
-    "timeout",
-    "revoked",
-    "lost",
-)
+LOSS_REASONS: tuple[FailureReason, ...] = (*dict.fromkeys(_REASONS.values()), "lost")
 """Reasons for which a job ends without an outcome."""
 
 

@@ -37,7 +37,6 @@ from tawebeval.core.hosts import (
     HostPolicy,
     IPAddress,
     ServerAddress,
-    format_address,
     parse_server_address,
 )
 from tawebeval.core.shares import Share, SharedResource
@@ -106,8 +105,7 @@ class CallbackRecord:
     def url_origin(self) -> str:
         """The URL for the log: scheme, host and port. The path may be a secret, too."""
         target = parse_callback_url(self.url)
-        host = format_address(target.ip_address) if target.ip_address else target.host
-        return f"{target.protocol}://{host}:{target.port}"
+        return f"{target.protocol}://{target.url_host}:{target.port}"
 
 
 def parse_callback_url(url: str) -> ServerAddress:

@@ -75,6 +75,7 @@ class TargetTests(SynchronousTestCase):
             target = parse_server_address(url)
             assert target is not None
             self.assertEqual((target.host, target.ip_address), (host, ip_address(host)))
+            self.assertEqual(target.url_host, "[::1]" if host == "::1" else host)
 
     def test_path_of_this_machine_has_no_host(self) -> None:
         self.assertIsNone(parse_server_address("/srv/x"))

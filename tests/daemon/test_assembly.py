@@ -248,9 +248,8 @@ class ServiceTests(SynchronousTestCase):
         self.patch(WorkerThreads, "create", own)
         monitors = self.note_calls("LimitMonitor")
         daemon = self.make()
-        waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (4, "check")]
-        resolvers = [(12, "servers"), (8, "receivers"), (2, "peers")]
-        expected = [*waited, *resolvers, (1, "store")]
+        expected = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (4, "check")]
+        expected += [(12, "servers"), (8, "receivers"), (2, "peers"), (1, "store")]
         self.assertEqual((sorted(made), done), (sorted(expected), []))
         evaluations = self.evaluations(daemon)
         threads = evaluations.context.worker_threads
@@ -262,8 +261,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(self.context().forms._threads.name, "upload")  # type: ignore[attr-defined]
         self.assertEqual(sorted(done), sorted(f"start {name}" for _, name in expected))
         self.successResultOf(daemon.stopService())
-        stopped = [*waited, (1, "store")]
-        stops = sorted(f"stop {name}" for _, name in stopped)
+        stops = sorted(f"stop {name}" for _, name in expected)
         self.assertEqual(sorted(done[len(expected) :]), stops)
 
     def test_start_takes_over_directories(self) -> None:
