@@ -7,9 +7,8 @@ import errno
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from socket import AF_INET, AF_INET6, IPPROTO_TCP, TCP_USER_TIMEOUT
 from time import time
@@ -18,9 +17,9 @@ from typing import Any
 
 import attrs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from twisted.application import strports
 from twisted.application.internet import StreamServerEndpointService, TimerService
 from twisted.application.service import MultiService, Service
-from twisted.application.strports import service
 from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
@@ -50,7 +49,6 @@ from tawebeval.daemon.reload import (
     ConfigurationFile,
     ReloadableConfiguration,
     ReloadService,
-    SystemdNotifier,
     Watchdog,
     compute_stop_timeout,
     find_notifier,
@@ -102,7 +100,7 @@ from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import HealthAndMetrics, KleinApplication, RequestLog, WebContext
 from tawebeval.web.server.channel import DRAIN_TIMEOUT, ApiSite
 from tawebeval.web.upload import FormReceivers
-from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
+from tawebeval.webhooks.deliveries import make_callback_queue
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
 _TIMER_PERIOD = 1.0  # seconds
@@ -296,8 +294,8 @@ class Daemon(MultiService):
         except RuntimeError as error:
             raise SystemExit(f"tawebeval: threads: {error}; {PROCESS_LIMIT_REMEDY}") from None
         # Both: after the reactor has stopped, a signal may end the process before atexit runs.
-        self._reactor.addSystemEventTrigger("after", "shutdown", lines.flush, _LOG_TIMEOUT)
-        atexit.register(lines.flush, _LOG_TIMEOUT)
+        self._reactor.addSystemEventTrigger("after", "shutdown", lines.stop, _LOG_TIMEOUT)
+        atexit.register(lines.stop, _LOG_TIMEOUT)
 
     def stopService(self) -> Deferred[None]:
         """Drain the evaluations, close the listeners and connections, then stop all other parts."""
@@ -412,7 +410,7 @@ def make_listener(
     errors of the endpoint, such as CannotListenError.
     """
     try:
-        listening = service(endpoint, factory, reactor=reactor)
+        listening = strports.service(endpoint, factory, reactor=reactor)
     except LookupError:  # raised for `systemd:` endpoints only
         raise ConfigurationError(
             f"listen: systemd passes no socket for {endpoint!r} (LISTEN_FDS); open it in a unit"
@@ -476,330 +474,40 @@ def make_periodic_timer(
     return timer
 
 
-class _Builder:
-    """Builder of the daemon: each property builds one part when another part first needs it.
+@attrs.define
+class ThreadPools:
+    """The thread pools of the daemon, each for calls that no other kind of calls must delay."""
 
-    `cgroups` are those of the daemon, `self.cgroups` those of evaluators, which the starter may
-    have. A reload replaces the configuration in `context`; `configuration` is that of the start.
-    """
+    _reactor: Any
+    pools: list[WorkerThreads] = attrs.field(factory=list)
 
-    def __init__(
-        self,
-        configuration: Configuration,
-        directories: DaemonDirectories,
-        reactor: Any,
-        cgroups: CgroupManager,
-    ) -> None:
-        self.configuration = configuration
-        self.directories = directories
-        self.reactor = reactor
-        self.pools: list[WorkerThreads] = []
-        self.file_tree_threads = self._make_threads(20, "work")  # check out, measure, remove trees
-        # They check and sync disks and directories, any of which may hang.
-        self.disk_check_threads = self._make_threads(4, "check")
-        self.spawner = Spawner(reactor)
-        self.metrics = CollectorRegistry()
-        self.reactor_lag = ReactorLag(reactor)
-        self.request_log = RequestLog(configuration.log.access)
-        self.credentials_directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
-        self.authentication = open_authentication(configuration, reactor)
-        self.store = EvaluationStore.open(
-            directories.state / STORE_NAME,
-            self._make_threads(1, "store", abandons_running_calls=True),
-            reactor,
-        )
-        self.left_evaluations = LeftEvaluations(self.store.load_live())
-        self.trees, is_lasting = open_starter(configuration, os.environ, directories.state)
-        if is_lasting:
-            for found in describe_starter_limits(configuration, self.trees.starter):
-                if isinstance(found, SetupProblem):
-                    log.warn("the starter's {problem}", problem=str(found))
-            if self.trees.starter.cgroups:
-                cgroups = open_starter_cgroups(cgroups, self.trees.starter.cgroups)
-        self.cgroups = cgroups
-        # A job goes on without the daemon, its starter and srun.
-        self.is_lasting = is_lasting or do_jobs_outlive_daemon(configuration)
-
-    def _make_threads(self, count: int, name: str, **options: bool) -> WorkerThreads:
-        """Return a thread pool for calls that no other kind of calls must delay."""
-        threads = WorkerThreads.create(self.reactor, count, name, **options)
+    def make_threads(self, count: int, name: str, **options: bool) -> WorkerThreads:
+        """Return a pool of `count` threads."""
+        threads = WorkerThreads.create(self._reactor, count, name, **options)
         self.pools.append(threads)
         return threads
 
-    def _make_resolver(self, count: int, name: str) -> SystemResolver:
+    def make_resolver(self, count: int, name: str) -> SystemResolver:
         """Return a resolver. A silent name server blocks one of its threads for a minute."""
-        return SystemResolver(self._make_threads(count, name, abandons_running_calls=True))
+        return SystemResolver(self.make_threads(count, name, abandons_running_calls=True))
 
-    @cached_property
-    def sandbox(self) -> Sandbox:
-        files = self.directories.sandbox_files_directory
-        return open_sandbox(self.configuration, files, self.cgroups, self.trees)
 
-    @cached_property
-    def runner(self) -> Sandbox:
-        """What evaluators run in: the sandbox of this machine, or the nodes of a cluster."""
-        directories = self.directories
-        label = derive_daemon_label(directories.state)
-        is_local = self.configuration.runner.kind == "local"
-        if is_local and not self.left_evaluations.job_names:
-            return self.sandbox
-        threads = self._make_threads(1, "slurm", abandons_running_calls=True)
-        commands = SlurmCommands(self.reactor, threads)
-        if is_local:
-            cancel_all_jobs(commands, self.reactor, label)
-            return self.sandbox
-        check_shared_directory(self.configuration, directories.state)
-        return SlurmSandbox.create(
-            self.configuration.runner,
-            self.sandbox,
-            commands,
-            self.file_tree_threads,
-            self.reactor,
-            label,
-            self.left_evaluations.job_names,
-        )
+def _open_lasting_starter(
+    configuration: Configuration, directories: DaemonDirectories, cgroups: CgroupManager
+) -> tuple[WritableTrees, CgroupManager, bool]:
+    """Return what starts evaluators, their cgroups, and whether they outlive the daemon.
 
-    @cached_property
-    def keyring(self) -> GitKeyring:
-        return GitKeyring(
-            self.configuration.repositories.credentials,
-            self.credentials_directory,
-            self.directories.identifier_mac_key,
-        )
-
-    @cached_property
-    def repositories(self) -> RepositoryCache:
-        settings, directories = self.configuration.repositories, self.directories
-        threads = self.file_tree_threads
-        policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
-        remotes = RemoteResolver(
-            CheckedResolver(policy, self._make_resolver(12, "servers"), self.reactor),
-            (directories.repositories, directories.uploads, directories.evaluations),
-            settings.protocols,
-        )
-        git = GitRunner(
-            self.reactor,
-            self.spawner,
-            settings.protocols,
-            settings.memory,
-            open_helper_sandbox(self.sandbox, directories.sandbox_files_directory),
-            self.cgroups.git_procs_files,
-            self.cgroups.evaluator_niceness,
-        )
-        limits = FetchLimits(
-            self.reactor,
-            timeout=settings.fetch_timeout,
-            max_bytes=settings.fetch_bytes,
-            tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
-        )
-        tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
-        return RepositoryCache(
-            directories.repositories,
-            git,
-            threads,
-            remotes,
-            limits,
-            self.keyring,
-            LfsClient(self.reactor, tls_policy, threads, remotes, settings.fetch_timeout),
-            settings.cache,
-        )
-
-    @cached_property
-    def archive(self) -> EvaluationArchive | None:
-        settings = self.configuration.archive
-        if not settings.enabled:
-            return None
-        return EvaluationArchive(
-            locate_archive(settings, self.directories.state),
-            settings,
-            # More than the daemon needs to be ready.
-            self.configuration.limits.free_disk_for_readiness * 9 // 8,
-            self.store,
-            self._make_threads(1, "archive", abandons_running_calls=True),
-            self._make_threads(READER_THREADS, "archived", abandons_running_calls=True),
-            format_rfc3339_time,
-        )
-
-    @cached_property
-    def context(self) -> EvaluationContext:
-        configuration, reactor = self.configuration, self.reactor
-        fetches = configuration.repositories.fetches
-        return EvaluationContext(
-            configuration=configuration,
-            clock=reactor,
-            generate_random_bytes=os.urandom,
-            worker_threads=self.file_tree_threads,
-            spawner=self.spawner,
-            checkout_source=self.repositories,
-            sandbox=self.runner,
-            limit_monitor=LimitMonitor(
-                reactor, self._make_threads(1, "watch"), self._make_threads(2, "count")
-            ),
-            # The servers of one caller may be slow, so a caller has half of the slots at most.
-            fetch_slots=FairQueue(fetches, running_per_caller=(fetches + 1) // 2),
-            event_memory=EventMemory(configuration.buffers.total),
-            unread_events=make_unread_events_share(configuration.buffers.disk),
-            store=self.store,
-            archive=self.archive,
-        )
-
-    @cached_property
-    def callbacks(self) -> CallbackQueue:
-        return make_callback_queue(
-            self.configuration.callbacks,
-            os.environ,
-            self._make_resolver(8, "receivers"),
-            self.reactor,
-            os.urandom,
-            time,
-        )
-
-    @cached_property
-    def registry(self) -> EvaluationRegistry:
-        evaluations, callers = self.configuration.evaluations, self.configuration.callers
-        bounds = (
-            resolve_run_slot_count(evaluations.running),
-            evaluations.queued,
-            callers.running,
-            callers.queued,
-        )
-        identities = IdentifierIssuer(
-            self.directories.identifier_mac_key, os.urandom, self.configuration.service.name
-        )
-        return EvaluationRegistry(
-            self.context, identities, bounds, self.directories.evaluations, self.callbacks
-        )
-
-    @cached_property
-    def readiness(self) -> Readiness:
-        directories, threads = self.directories, self.disk_check_threads
-        disks = [
-            DiskCheck("state", directories.evaluations, threads, self.reactor),
-            DiskCheck("cache", directories.repositories, threads, self.reactor),
-        ]
-        limits = self.configuration.limits
-        counters = self.context.counters
-        return Readiness(self.registry, counters, disks, limits.free_disk_for_readiness)
-
-    @cached_property
-    def health_and_metrics(self) -> HealthAndMetrics:
-        return HealthAndMetrics(
-            self.readiness.find_unreadiness_reasons,
-            partial(generate_latest, self.metrics),
-            open_metrics_authentication(self.configuration, self.reactor),
-        )
-
-    @cached_property
-    def application(self) -> KleinApplication:
-        links = EvaluationLinks(
-            self.store,
-            LinkSigner(self.directories.identifier_mac_key),
-            self.authentication,
-            self.reactor,
-            time,
-            os.urandom,
-        )
-        context = WebContext(
-            self.registry,
-            self.authentication,
-            self.reactor,
-            FormReceivers(
-                self.registry,
-                self.directories.uploads,
-                self._make_threads(8, "upload"),
-                os.urandom,
-            ),
-            lists=make_evaluation_lists(
-                self.registry, self._make_resolver(2, "peers"), self.reactor
-            ),
-            links=links,
-            health_and_metrics=self.health_and_metrics,
-            request_log=self.request_log,
-        )
-        return KleinApplication(context)
-
-    @cached_property
-    def site(self) -> ApiSite:
-        return ApiSite(self.application, self.configuration.http, self.reactor)
-
-    def make_daemon(self, log_writer: LogWriter | None) -> Daemon:
-        startup = StartupChecks(
-            self.directories,
-            self.cgroups,
-            self.sandbox,
-            self.pools,
-            self.left_evaluations,
-        )
-        evaluations = EvaluationService(
-            self.registry,
-            self.repositories,
-            self.left_evaluations.rows,
-            self.directories.uploads,
-            self.sandbox.writable_trees,
-            is_lasting=self.is_lasting,
-        )
-        return Daemon(startup, evaluations, self.site, self.reactor, log_writer)
-
-    def register_metrics(self, log_writer: LogWriter | None) -> None:
-        ProcessCollector(registry=self.metrics)
-        metrics = DaemonMetrics(
-            registry=self.registry,
-            repository_cache=self.repositories,
-            callbacks=self.callbacks,
-            request_log=self.request_log,
-            route_table=self.application.routes,
-            site=self.site,
-            reactor_lag=self.reactor_lag,
-            find_unreadiness_reasons=self.readiness.find_unreadiness_reasons,
-            line_writer=log_writer.line_writer if log_writer else None,
-        )
-        self.metrics.register(metrics)
-
-    def make_timers(self) -> Iterator[Service]:
-        sync = DiskSync(self.store, self.directories.state, self.disk_check_threads, self.reactor)
-        calls = (
-            self.registry.expire_evaluations,
-            self.spawner.reap_orphans,
-            self.context.cleanup_queue.retry_next_calls,
-            self.readiness.check_disks,
-            sync.sync_if_due,
-        )
-        yield make_periodic_timer(calls, self.reactor)
-        places = ProbeDirectories(self.directories.repositories, self.directories.evaluations)
-        probe = SandboxProbe(
-            self.context.counters,
-            partial(reprobe_sandbox, self.runner, places),
-            self.file_tree_threads,
-            self.reactor,
-        )
-        yield make_periodic_timer(
-            (probe.start_probe_if_needed,), self.reactor, SANDBOX_PROBE_PERIOD
-        )
-        if self.archive is not None:
-            yield make_periodic_timer((self.archive.begin_removal,), self.reactor, _REMOVAL_PERIOD)
-
-    def make_reload_service(
-        self, daemon: Daemon, file: ConfigurationFile, notifier: SystemdNotifier
-    ) -> ReloadService:
-        on_reload = (daemon.apply_log_level,)
-        sources = (
-            ReloadableConfiguration(file, self.context, on_reload),
-            self.callbacks,
-            self.authentication,
-            self.health_and_metrics.metrics_authentication,
-            self.keyring,
-        )
-        return ReloadService(sources, self.credentials_directory, notifier, self.reactor)
-
-    def make_watchdog(self, notifier: SystemdNotifier) -> Watchdog:
-        queue = self.registry.run_queue
-        return Watchdog(
-            notifier,
-            lambda: (queue.taken_slot_count, queue.waiter_count),
-            self.readiness.find_unreadiness_reasons,
-            lambda: compute_stop_timeout(self.context.configuration),
-            self.reactor,
-        )
+    `cgroups` are those of the daemon; the starter may have those of evaluators.
+    """
+    trees, is_lasting = open_starter(configuration, os.environ, directories.state)
+    if is_lasting:
+        for found in describe_starter_limits(configuration, trees.starter):
+            if isinstance(found, SetupProblem):
+                log.warn("the starter's {problem}", problem=str(found))
+        if trees.starter.cgroups:
+            cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
+    # A job goes on without the daemon, its starter and srun.
+    return trees, cgroups, is_lasting or do_jobs_outlive_daemon(configuration)
 
 
 def build_daemon(
@@ -810,27 +518,236 @@ def build_daemon(
     file: ConfigurationFile | None = None,
     log_writer: LogWriter | None = None,
 ) -> Daemon:
-    """Build the daemon.
+    """Build the daemon, each part after those that it needs.
 
-    `file` is the configuration file for a reload, `log_writer` as for `Daemon`. Raises:
-    ConfigurationError, for an invalid endpoint, unreadable tokens or secrets, an exposed endpoint
-    without tokens, or a missing sandbox.
+    `file` is the configuration file for a reload, which replaces the configuration in the context
+    of evaluations; `log_writer` is as for `Daemon`. Raises: ConfigurationError, for an invalid
+    endpoint, unreadable tokens or secrets, an exposed endpoint without tokens, or a missing
+    sandbox.
     """
-    parts = _Builder(configuration, directories, reactor, cgroups)
-    daemon = parts.make_daemon(log_writer)
-    parts.register_metrics(log_writer)
-    notifier = find_notifier(os.environ)
-    endpoints = dict.fromkeys(configuration.listen)  # without duplicates
-    services = chain(
-        (parts.make_reload_service(daemon, file or ConfigurationFile(), notifier),),
-        (parts.reactor_lag,),
-        parts.make_timers(),
-        (make_listener(each, parts.site, reactor, configuration.http) for each in endpoints),
-        (parts.make_watchdog(notifier),),
+    threads = ThreadPools(reactor)
+    file_tree_threads = threads.make_threads(20, "work")  # check out, measure, remove trees
+    # They check and sync disks and directories, any of which may hang.
+    disk_check_threads = threads.make_threads(4, "check")
+    spawner = Spawner(reactor)
+    credentials_directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    settings, limits = configuration.repositories, configuration.limits
+
+    # What outlives the daemon, and what an earlier one has left.
+    authentication = open_authentication(configuration, reactor)
+    store = EvaluationStore.open(
+        directories.state / STORE_NAME,
+        threads.make_threads(1, "store", abandons_running_calls=True),
+        reactor,
     )
-    for each in services:
-        each.setServiceParent(daemon)
-    if parts.authentication.is_token_optional:
+    left = LeftEvaluations(store.load_live())
+    trees, cgroups, is_lasting = _open_lasting_starter(configuration, directories, cgroups)
+
+    # What evaluators run in: the sandbox of this machine, or the nodes of a cluster.
+    accounts = directories.sandbox_files_directory
+    sandbox = open_sandbox(configuration, accounts, cgroups, trees)
+    runner: Sandbox = sandbox
+    label = derive_daemon_label(directories.state)
+    is_local = configuration.runner.kind == "local"
+    if left.job_names or not is_local:
+        slurm_threads = threads.make_threads(1, "slurm", abandons_running_calls=True)
+        commands = SlurmCommands(reactor, slurm_threads)
+        if is_local:
+            cancel_all_jobs(commands, reactor, label)
+        else:
+            check_shared_directory(configuration, directories.state)
+            runner = SlurmSandbox.create(
+                configuration.runner,
+                sandbox,
+                commands,
+                file_tree_threads,
+                reactor,
+                label,
+                left.job_names,
+            )
+
+    # Repositories.
+    key = directories.identifier_mac_key
+    keyring = GitKeyring(settings.credentials, credentials_directory, key)
+    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
+    remotes = RemoteResolver(
+        CheckedResolver(policy, threads.make_resolver(12, "servers"), reactor),
+        (directories.repositories, directories.uploads, directories.evaluations),
+        settings.protocols,
+    )
+    git = GitRunner(
+        reactor,
+        spawner,
+        settings.protocols,
+        settings.memory,
+        open_helper_sandbox(sandbox, accounts),
+        cgroups.git_procs_files,
+        cgroups.evaluator_niceness,
+    )
+    fetch_limits = FetchLimits(
+        reactor,
+        timeout=settings.fetch_timeout,
+        max_bytes=settings.fetch_bytes,
+        tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
+    )
+    tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
+    repositories = RepositoryCache(
+        directories.repositories,
+        git,
+        file_tree_threads,
+        remotes,
+        fetch_limits,
+        keyring,
+        LfsClient(reactor, tls_policy, file_tree_threads, remotes, settings.fetch_timeout),
+        settings.cache,
+    )
+
+    # Evaluations.
+    archive = None
+    if configuration.archive.enabled:
+        archive = EvaluationArchive(
+            locate_archive(configuration.archive, directories.state),
+            configuration.archive,
+            limits.free_disk_for_readiness * 9 // 8,  # more than the daemon needs to be ready
+            store,
+            threads.make_threads(1, "archive", abandons_running_calls=True),
+            threads.make_threads(READER_THREADS, "archived", abandons_running_calls=True),
+            format_rfc3339_time,
+        )
+    watching = LimitMonitor(
+        reactor, threads.make_threads(1, "watch"), threads.make_threads(2, "count")
+    )
+    context = EvaluationContext(
+        configuration=configuration,
+        clock=reactor,
+        generate_random_bytes=os.urandom,
+        worker_threads=file_tree_threads,
+        spawner=spawner,
+        checkout_source=repositories,
+        sandbox=runner,
+        limit_monitor=watching,
+        # The servers of one caller may be slow, so a caller has half of the slots at most.
+        fetch_slots=FairQueue(settings.fetches, running_per_caller=(settings.fetches + 1) // 2),
+        event_memory=EventMemory(configuration.buffers.total),
+        unread_events=make_unread_events_share(configuration.buffers.disk),
+        store=store,
+        archive=archive,
+    )
+    receivers = threads.make_resolver(8, "receivers")
+    callbacks = make_callback_queue(
+        configuration.callbacks, os.environ, receivers, reactor, os.urandom, time
+    )
+    bounds = (
+        resolve_run_slot_count(configuration.evaluations.running),
+        configuration.evaluations.queued,
+        configuration.callers.running,
+        configuration.callers.queued,
+    )
+    identities = IdentifierIssuer(key, os.urandom, configuration.service.name)
+    registry = EvaluationRegistry(context, identities, bounds, directories.evaluations, callbacks)
+    disks = [
+        DiskCheck("state", directories.evaluations, disk_check_threads, reactor),
+        DiskCheck("cache", directories.repositories, disk_check_threads, reactor),
+    ]
+    readiness = Readiness(registry, context.counters, disks, limits.free_disk_for_readiness)
+
+    # The web.
+    collectors = CollectorRegistry()
+    request_log = RequestLog(configuration.log.access)
+    health_and_metrics = HealthAndMetrics(
+        readiness.find_unreadiness_reasons,
+        partial(generate_latest, collectors),
+        open_metrics_authentication(configuration, reactor),
+    )
+    application = KleinApplication(
+        WebContext(
+            registry,
+            authentication,
+            reactor,
+            FormReceivers(
+                registry, directories.uploads, threads.make_threads(8, "upload"), os.urandom
+            ),
+            lists=make_evaluation_lists(registry, threads.make_resolver(2, "peers"), reactor),
+            links=EvaluationLinks(
+                store, LinkSigner(key), authentication, reactor, time, os.urandom
+            ),
+            health_and_metrics=health_and_metrics,
+            request_log=request_log,
+        )
+    )
+    site = ApiSite(application, configuration.http, reactor)
+
+    # The services.
+    startup = StartupChecks(directories, cgroups, sandbox, threads.pools, left)
+    evaluations = EvaluationService(
+        registry,
+        repositories,
+        left.rows,
+        directories.uploads,
+        sandbox.writable_trees,
+        is_lasting=is_lasting,
+    )
+    daemon = Daemon(startup, evaluations, site, reactor, log_writer)
+    reactor_lag = ReactorLag(reactor)
+    ProcessCollector(registry=collectors)
+    collectors.register(
+        DaemonMetrics(
+            registry=registry,
+            repository_cache=repositories,
+            callbacks=callbacks,
+            request_log=request_log,
+            route_table=application.routes,
+            site=site,
+            reactor_lag=reactor_lag,
+            find_unreadiness_reasons=readiness.find_unreadiness_reasons,
+            line_writer=log_writer.line_writer if log_writer else None,
+        )
+    )
+    notifier = find_notifier(os.environ)
+    on_reload = (daemon.apply_log_level,)
+    sources = (
+        ReloadableConfiguration(file or ConfigurationFile(), context, on_reload),
+        callbacks,
+        authentication,
+        health_and_metrics.metrics_authentication,
+        keyring,
+    )
+    chores = (
+        registry.expire_evaluations,
+        spawner.reap_orphans,
+        context.cleanup_queue.retry_next_calls,
+        readiness.check_disks,
+        DiskSync(store, directories.state, disk_check_threads, reactor).sync_if_due,
+    )
+    places = ProbeDirectories(directories.repositories, directories.evaluations)
+    probe = SandboxProbe(
+        context.counters, partial(reprobe_sandbox, runner, places), file_tree_threads, reactor
+    )
+    services: list[Service] = [
+        ReloadService(sources, credentials_directory, notifier, reactor),
+        reactor_lag,
+        make_periodic_timer(chores, reactor),
+        make_periodic_timer((probe.start_probe_if_needed,), reactor, SANDBOX_PROBE_PERIOD),
+    ]
+    if archive is not None:
+        services.append(make_periodic_timer((archive.begin_removal,), reactor, _REMOVAL_PERIOD))
+    services += [
+        make_listener(endpoint, site, reactor, configuration.http)
+        for endpoint in dict.fromkeys(configuration.listen)  # without duplicates
+    ]
+    queue = registry.run_queue
+    services.append(
+        Watchdog(
+            notifier,
+            lambda: (queue.taken_slot_count, queue.waiter_count),
+            readiness.find_unreadiness_reasons,
+            lambda: compute_stop_timeout(context.configuration),
+            reactor,
+        )
+    )
+    for service in services:
+        service.setServiceParent(daemon)
+    if authentication.is_token_optional:
         for problem in find_exposed_endpoints(configuration):
             log.warn("{problem}", problem=str(problem))
     return daemon

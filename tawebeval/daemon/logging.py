@@ -14,7 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from threading import Condition, RLock, Thread
+from queue import SimpleQueue
+from threading import RLock, Thread
 from typing import IO, Any
 
 import attrs
@@ -216,69 +217,62 @@ def is_systemd_journal(stream: IO[str], journal_stream: str) -> bool:
 
 
 class LineWriter:
-    """Writer of lines to `file`: directly at first, by a thread after `start`.
+    """Writer of lines to `file`: directly at first, by a thread from `start` to `stop`.
 
-    With the thread no call waits for the file, except after `flush`. Lines are lost if the queue is
-    full or the write fails; `lost_lines` counts them.
+    With the thread no call waits for the file. Lines are lost if the queue is full or the write
+    fails; `lost_lines` counts them.
     """
 
     def __init__(self, file: IO[Any]) -> None:
         self._file = file
         self.lost_lines = 0
-        self._queue: list[str] = []
+        # Without a lock of its own: a signal handler may log while the same thread is in here.
+        self._queue: SimpleQueue[str | None] = SimpleQueue()
         self._size = 0  # of the queue, in bytes of memory
-        self._is_writing = False
-        self._is_started = False
-        self._flush_deadline = 0.0  # in seconds of the monotonic clock
-        # Reentrant: a signal handler may log while the same thread is in here.
-        self._changed = Condition(RLock())
+        self._lock = RLock()  # of the two numbers
+        self._thread: Thread | None = None
 
     def start(self) -> None:
         """Start the thread. Raises: RuntimeError, if none can be started."""
-        Thread(target=self._run, name="log", daemon=True).start()
-        self._is_started = True
+        thread = Thread(target=self._run, name="log", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def write_line(self, text: str) -> None:
         """Write a line, given without a line terminator. Raises nothing."""
-        with self._changed:
-            size = sys.getsizeof(text)
+        if self._thread is None:
+            self._write_lines([text])
+            return
+        size = sys.getsizeof(text)
+        with self._lock:
             if self._size + size > MAX_QUEUED_LINE_BYTES:
                 self.lost_lines += 1
                 return
-            is_first = not self._queue  # before a signal handler may append others
-            self._queue.append(text)
             self._size += size
-            if not self._is_started:
-                self._write_lines(self._take_queue())
-            elif is_first:  # else the thread is awake
-                self._changed.notify_all()
-        self._wait_until_written()
+        self._queue.put(text)
 
-    def flush(self, timeout: float) -> None:
-        """Wait until all lines are written, and for each later line: `timeout` seconds in all."""
-        self._flush_deadline = time.monotonic() + timeout
-        self._wait_until_written()
+    def stop(self, timeout: float) -> None:
+        """Wait for up to `timeout` seconds until all lines are written, and end the thread.
 
-    def _wait_until_written(self) -> None:
-        """Wait until all lines are written or the deadline of `flush` has passed."""
-        left = self._flush_deadline - time.monotonic()
-        if left > 0:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._queue and not self._is_writing, left)
-
-    def _take_queue(self) -> Sequence[str]:
-        queue, self._queue, self._size = self._queue, [], 0
-        return queue
+        Later lines are written directly, unless the file hangs: then they may be lost.
+        """
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout)
+            if not self._thread.is_alive():
+                self._thread = None
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._is_writing = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._queue)
-                queue = self._take_queue()
-                self._is_writing = True
-            self._write_lines(queue)
+        is_running = True
+        while is_running:
+            taken = [self._queue.get()]
+            while not self._queue.empty():  # nobody else takes lines
+                taken.append(self._queue.get())
+            lines = [line for line in taken if line is not None]
+            is_running = len(lines) == len(taken)
+            with self._lock:
+                self._size -= sum(map(sys.getsizeof, lines))
+            self._write_lines(lines)
 
     def _write_lines(self, lines: Sequence[str]) -> None:
         """Write lines in one call, because each call switches threads. Blocks."""
@@ -286,5 +280,5 @@ class LineWriter:
             self._file.write("".join(f"{line}\n" for line in lines))
             self._file.flush()
         except Exception:  # noqa: BLE001  (an error of the log cannot be logged)
-            with self._changed:
+            with self._lock:
                 self.lost_lines += len(lines)

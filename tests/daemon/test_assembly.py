@@ -410,9 +410,9 @@ class ServiceTests(SynchronousTestCase):
         self.assertNotIn("start", done)
         done.clear()
         daemon.startService()
-        self.assertEqual(done, ["start", (writer.line_writer.flush, 2)])
+        self.assertEqual(done, ["start", (writer.line_writer.stop, 2)])
         (last,) = self.reactor.triggers["after"]["shutdown"]
-        self.assertEqual(last, (writer.line_writer.flush, (2,), {}))
+        self.assertEqual(last, (writer.line_writer.stop, (2,), {}))
         writer.line_writer.lost_lines = 3
         self.assertIn(b"tawebeval_log_events_lost_total 3.0", self.request("GET /metrics").body)
 

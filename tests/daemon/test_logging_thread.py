@@ -58,7 +58,7 @@ class LineWriterTests(SynchronousTestCase):
     def written(self) -> list[str]:
         """Let the file take all; return what it has."""
         self.file.gate.set()
-        self.writer.flush(PATIENCE)
+        self.writer.stop(PATIENCE)
         return self.file.lines
 
     def test_lines_before_the_start_are_written_at_once(self) -> None:
@@ -76,19 +76,6 @@ class LineWriterTests(SynchronousTestCase):
         self.assertEqual(self.written(), ["first", *map(str, range(1000))])
         self.assertEqual(self.file.writers, ["log", "log"])
         self.assertEqual(self.writer.lost_lines, 0)
-
-    def test_line_of_a_signal_handler_meanwhile_leaves_no_line_in_the_queue(self) -> None:
-        class InterruptedQueue(list[str]):
-            def append(queue, line: str) -> None:  # noqa: N805
-                super().append(line)
-                if len(queue) == 1:
-                    self.writer.write_line("handler's")
-
-        self.file.gate.set()
-        self.writer.start()
-        self.writer._queue = InterruptedQueue()
-        self.writer.write_line("one")
-        self.assertEqual(self.written(), ["one", "handler's"])
 
     def test_lines_beyond_the_queue_are_lost_and_counted(self) -> None:
         self.get_stuck()
@@ -116,12 +103,20 @@ class LineWriterTests(SynchronousTestCase):
         self.writer.write_line("fourth")
         self.assertEqual((self.file.lines, self.writer.lost_lines), (["fourth"], 3))
 
-    def test_flush_waits_for_its_time_and_no_later_line(self) -> None:
+    def test_stop_waits_for_its_time_and_no_line_waits_for_a_file_that_hangs(self) -> None:
         self.get_stuck()
-        self.writer.flush(0.01)
-        self.writer.write_line("last")
+        self.writer.stop(0.01)
+        self.writer.write_line("later")
         self.assertEqual(self.file.text, "")
-        self.assertEqual(self.written(), ["first", "last"])
+        self.assertEqual(self.written(), ["first", "later"])
+
+    def test_lines_after_the_stop_are_written_at_once(self) -> None:
+        self.get_stuck()
+        self.assertEqual(self.written(), ["first"])
+        self.writer.write_line("last")
+        self.assertEqual(
+            (self.file.lines, self.file.writers[-1]), (["first", "last"], "MainThread")
+        )
 
     def test_signal_handler_may_log_while_a_line_is_written(self) -> None:
         before = signal.signal(signal.SIGUSR2, lambda *_: self.writer.write_line("handler"))
