@@ -247,18 +247,22 @@ def evaluate(
         _check_problem_options(click.get_current_context().params)
     elif evaluator is None:
         raise click.UsageError("give --evaluator CMD, or --problem NAME")
-    elif repository is None or commit is None or not _OID.fullmatch(commit):
+    elif repository is None:
         try:
-            checkout = inspect_checkout(Path(), repository, commit)
+            checkout = inspect_checkout(Path(), commit)
         except NoCheckoutError as error:
             raise click.UsageError(str(error)) from None
-        if repository is None and commit is None and directory is None:
+        if commit is None and directory is None:
             directory = checkout.directory
         repository, commit = checkout.repository, checkout.commit
         where = f", directory {directory}" if directory else ""
         screen.show_message(f"evaluator: {strip_userinfo(repository)} at {commit[:12]}{where}")
         for warning in checkout.warnings:
             screen.show_message(f"warning: {warning}", "yellow")
+    elif commit is None:
+        raise click.UsageError("--repository needs --commit, too")
+    elif not _OID.fullmatch(commit):
+        raise click.UsageError(_explain_commit(repository, commit))
     drawn = draw_seed(os.urandom) if seed is None and problem is None else None
 
     def work(context: CommandContext) -> int:
@@ -428,37 +432,28 @@ class GitCheckout:
     warnings: tuple[str, ...]
 
 
-def inspect_checkout(
-    folder: Path, repository: str | None = None, commit: str | None = None
-) -> GitCheckout:
+def inspect_checkout(folder: Path, commit: str | None = None) -> GitCheckout:
     """Return the checkout that contains `folder`. Raises NoCheckoutError. Blocks.
 
-    `repository` and `commit` replace those of the checkout; None takes them from it. A `commit`
-    that is None or short, or a branch or tag, is resolved in the checkout if its `origin` is
-    `repository`.
+    `commit` replaces HEAD: an identifier, perhaps a short one, or a branch or tag of the checkout.
     """
     printed = _git(folder, "rev-parse", "--is-inside-work-tree", "--show-prefix") or ""
     inside, _, directory = printed.partition("\n")
     if inside != "true":
-        if repository is not None and commit is not None:
-            raise NoCheckoutError(_explain_commit(repository, commit))
         raise NoCheckoutError(
             "the current directory is not in a git checkout; change to one, or give --repository"
             " and --commit"
         )
-    own_repository, own_commit = repository is None, commit is None
-    commit = _resolve(folder, repository, commit)
-    if repository is None:
-        repository = _find_origin(folder)
+    name, found = ("HEAD" if commit is None else "the commit"), _resolve(folder, commit)
+    repository = _find_origin(folder)
     warnings = []
-    if own_repository and _is_unpushed(folder, commit):
-        name = "HEAD" if own_commit else "the commit"
+    if _is_unpushed(folder, found):
         warnings.append(
             f"{name} is on no branch of origin that this checkout knows; push it with `git push`"
         )
-    if own_commit and _is_changed(folder):
+    if commit is None and _is_changed(folder):
         warnings.append("uncommitted changes are not evaluated; commit and push them")
-    return GitCheckout(repository, commit, directory.rstrip("/"), tuple(warnings))
+    return GitCheckout(repository, found, directory.rstrip("/"), tuple(warnings))
 
 
 def _find_origin(folder: Path) -> str:
@@ -477,37 +472,19 @@ def _find_origin(folder: Path) -> str:
     return repository
 
 
-def _resolve(folder: Path, repository: str | None, commit: str | None) -> str:
-    """Return the whole identifier of a commit, of HEAD for None. Raises NoCheckoutError.
-
-    `repository` is the URL that is to have the commit, None for the checkout's `origin`.
-    """
-    is_foreign = repository is not None and not _is_origin(folder, repository)
-    if commit is None:
-        if is_foreign:
-            raise NoCheckoutError(
-                f"--repository {strip_userinfo(str(repository))} is not the `origin` of this"
-                " checkout; give --commit, too"
-            )
-        head = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-        if not head:
-            raise NoCheckoutError("this checkout has no commit yet; commit and push the evaluator")
-        return head
-    if _OID.fullmatch(commit):
+def _resolve(folder: Path, commit: str | None) -> str:
+    """Return the whole identifier of a commit, of HEAD for None. Raises NoCheckoutError."""
+    if commit is not None and _OID.fullmatch(commit):
         return commit
-    if is_foreign:
-        raise NoCheckoutError(_explain_commit(str(repository), commit))
-    revision = ("--end-of-options", f"{commit}^{{commit}}")
+    revision = ("--end-of-options", f"{commit or 'HEAD'}^{{commit}}")
     found = _git(folder, "rev-parse", "--verify", "--quiet", *revision)
     if not found:
-        raise NoCheckoutError(f"--commit {commit} is not a commit, branch or tag of this checkout")
+        raise NoCheckoutError(
+            "this checkout has no commit yet; commit and push the evaluator"
+            if commit is None
+            else f"--commit {commit} is not a commit, branch or tag of this checkout"
+        )
     return found
-
-
-def _is_origin(folder: Path, repository: str) -> bool:
-    """Tell whether a URL is that of `origin`, perhaps without its user name and password."""
-    origin = _git(folder, "remote", "get-url", "origin") or ""
-    return repository in (origin, strip_userinfo(origin))
 
 
 def _explain_commit(repository: str, commit: str) -> str:

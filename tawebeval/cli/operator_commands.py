@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from tawebeval.core.tokens import generate_token
 from tawebeval.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    pass
 
 _COLOURS = ("green", "yellow", "red")
 _STARTER_DIRECTORY = "/run/tawebeval-starter"
