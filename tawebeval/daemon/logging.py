@@ -227,7 +227,7 @@ class LineWriter:
         self._file = file
         self.lost_lines = 0
         # Without a lock of its own: a signal handler may log while the same thread is in here.
-        self._queue: SimpleQueue[str | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[str, int] | None] = SimpleQueue()
         self._size = 0  # of the queue, in bytes of memory
         self._lock = RLock()  # of the two numbers
         self._thread: Thread | None = None
@@ -249,7 +249,7 @@ class LineWriter:
                 self.lost_lines += 1
                 return
             self._size += size
-        self._queue.put(text)
+        self._queue.put((text, size))
 
     def stop(self, timeout: float) -> None:
         """Wait for up to `timeout` seconds until all lines are written, and end the thread.
@@ -268,11 +268,11 @@ class LineWriter:
             taken = [self._queue.get()]
             while not self._queue.empty():  # nobody else takes lines
                 taken.append(self._queue.get())
-            lines = [line for line in taken if line is not None]
-            is_running = len(lines) == len(taken)
+            entries = [entry for entry in taken if entry is not None]
+            is_running = len(entries) == len(taken)
             with self._lock:
-                self._size -= sum(map(sys.getsizeof, lines))
-            self._write_lines(lines)
+                self._size -= sum(size for _, size in entries)
+            self._write_lines([line for line, _ in entries])
 
     def _write_lines(self, lines: Sequence[str]) -> None:
         """Write lines in one call, because each call switches threads. Blocks."""
