@@ -73,42 +73,21 @@ _KIB = 1024  # bytes: the unit of its `ru_maxrss`
 # Of `memory.stat`: the lines for memory that is no page cache, with that of the cgroups below.
 _ANONYMOUS = re.compile("^(?:anon|shmem) ([0-9]+)$", re.MULTILINE)
 _OF_PROCESS = re.compile(r"tawebeval-[a-z]+-(\d+)")
-_ESCAPE = re.compile(r"\\([0-7]{3})")  # of spaces and the like in mountinfo
 
 log = Logger()
 
 
-def find_own_cgroup(proc: Path = Path("/proc/self")) -> str | None:
-    """Return the directory of a process's cgroup, by its directory in /proc; None without one.
+def find_own_cgroup(
+    membership: Path = Path("/proc/self/cgroup"), mount: str = "/sys/fs/cgroup"
+) -> str | None:
+    """Return the directory of this process's cgroup, by its line in /proc/self/cgroup (cgroups(7)).
 
-    Raises: OSError.
+    None, if `mount` shows no such cgroup of version 2. Raises: OSError.
     """
-    mountinfo, membership = (
-        (proc / name).read_text("utf-8", "surrogateescape") for name in ("mountinfo", "cgroup")
-    )
-    return parse_own_cgroup(mountinfo, membership)
-
-
-def parse_own_cgroup(mountinfo: str, membership: str) -> str | None:
-    """Parse /proc/PID/mountinfo and /proc/PID/cgroup (proc(5)); return the cgroup's directory.
-
-    A mount may show a part of the hierarchy only, as in containers, and a process may be outside
-    of that part.
-    """
-    own = next((line[3:] for line in membership.splitlines() if line.startswith("0::")), "..")
-    places = {}
-    for mount in mountinfo.splitlines():
-        # ID, parent, device, root, mount point, options, any number of tags - type, source,
-        # options of the file system.
-        fields, _, kind = mount.partition(" - ")
-        root, point = (
-            _ESCAPE.sub(lambda found: chr(int(found[1], 8)), field).rstrip("/")
-            for field in fields.split(" ")[3:5]
-        )
-        is_inside = ".." not in f"{root}/{own}".split("/") and f"{own}/".startswith(f"{root}/")
-        if kind.startswith("cgroup2 ") and is_inside:  # a later mount hides one at the same place
-            places[point] = (point + own[len(root) :]).rstrip("/")
-    return places[min(places, key=len)] if places else None
+    lines = membership.read_text("utf-8", "surrogateescape").splitlines()
+    own = next((line[3:] for line in lines if line.startswith("0::")), "/..")
+    path = f"{mount}{own}".rstrip("/")
+    return path if os.path.exists(f"{path}/cgroup.controllers") else None
 
 
 def _log_kept(kept: KeptCgroups) -> None:

@@ -184,12 +184,12 @@ def assess_starter_limits(
     yield "processes", LimitAssessment(there, wanted, remedy)
 
 
-def count_allowed_processes(proc: Path = Path("/proc/self")) -> int | None:
+def count_allowed_processes() -> int | None:
     """Return the processes that the daemon and its descendants may have; None is unlimited.
 
     Blocks. Raises: OSError.
     """
-    return min(_bounds(0, find_own_cgroup(proc)), default=None)
+    return min(_bounds(0, find_own_cgroup()), default=None)
 
 
 def assess_epoll_watch_limit(configuration: Configuration) -> LimitAssessment:

@@ -65,16 +65,6 @@ class FakeMachine:
     def open(self, name: str = "x") -> CgroupManager:
         return open_cgroups(name, self.directory(str(self.own)))
 
-    def write_proc(self) -> Path:
-        """Write what /proc/self has of all this; return the directory."""
-        proc = self.root / "proc"
-        proc.mkdir(parents=True, exist_ok=True)
-        point = str(self.top).replace(" ", "\\040")  # as proc(5) says
-        mounts = f"1 0 0:1 / / rw - ext4 /dev/x rw\n2 0 0:2 / {point} rw - cgroup2 cgroup2 rw\n"
-        (proc / "mountinfo").write_text(mounts)
-        (proc / "cgroup").write_text("0::/own\n")
-        return proc
-
     def groups(self) -> list[str]:
         """Return all groups that are the daemon's own doing, by paths from their first name on."""
         found = (str(path) for path in self.own.rglob("*") if path.is_dir())

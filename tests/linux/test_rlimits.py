@@ -88,22 +88,21 @@ class ProcessesTests(CeilingsTestCase):
     def test_allowed_processes_are_the_least_of_user_and_groups(self) -> None:
         machine = FakeMachine(Path(self.mktemp()).absolute())
         own = machine.own
+        self.patch(rlimits, "find_own_cgroup", lambda: str(own))
         around = own.parent / "pids.max"
-        self.assertIsNone(count_allowed_processes(machine.write_proc()))
+        self.assertIsNone(count_allowed_processes())
         around.write_text("500\n")
-        self.assertEqual(count_allowed_processes(machine.write_proc()), 500)
+        self.assertEqual(count_allowed_processes(), 500)
         (own / "pids.max").write_text("700\n")
-        self.assertEqual(count_allowed_processes(machine.write_proc()), 500)
+        self.assertEqual(count_allowed_processes(), 500)
         around.write_text("max\n")
-        self.assertEqual(count_allowed_processes(machine.write_proc()), 700)
+        self.assertEqual(count_allowed_processes(), 700)
         self.hard = {resource.RLIMIT_NPROC: 300}
-        self.assertEqual(count_allowed_processes(machine.write_proc()), 300)
+        self.assertEqual(count_allowed_processes(), 300)
 
     def test_machine_without_cgroups_has_no_limit_of_theirs(self) -> None:
-        machine = FakeMachine(Path(self.mktemp()).absolute())
-        machine.write_proc()
-        (machine.root / "proc/mountinfo").write_text("")
-        self.assertIsNone(count_allowed_processes(machine.root / "proc"))
+        self.patch(rlimits, "find_own_cgroup", lambda: None)
+        self.assertIsNone(count_allowed_processes())
 
     def test_one_process_too_few_is_a_problem_with_a_remedy(self) -> None:
         wanted = count_needed_processes(USUAL)
