@@ -221,6 +221,7 @@ class Spawner:
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
         self._children: set[int] = set()
+        self._ended: set[int] = set()  # others, at the last call of `reap_orphans`
 
     def __call__(
         self,
@@ -256,10 +257,20 @@ class Spawner:
             raise
 
     def reap_orphans(self) -> None:
-        """Reap children that others have left: the daemon may be a container's first process."""
+        """Reap children that others have left: the daemon may be a container's first process.
+
+        They have ended before the last call: a thread reaps a program that it has run at once.
+        """
+        ended = set()
         for pid in set(list_children("self")) - self._children:
             with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    continue
+                if pid in self._ended:
+                    os.waitpid(pid, os.WNOHANG)
+                else:
+                    ended.add(pid)
+        self._ended = ended
 
 
 _VARIABLES = (b"TEMPORARY_DIRECTORY", b"GIT_DIR")  # inherited from evaluators and git

@@ -211,7 +211,8 @@ def remove_tree(*paths: Path) -> None:
 def run_and_read_stderr_line(*command: str | Path, descriptors: Collection[int] = ()) -> str:
     """Run a command with open descriptors to its end; return the first line of its stderr.
 
-    Each of millions of files may cause a line: only the first is kept.
+    Without one that is its exit status, "" for 0. Each of millions of files may cause a line: only
+    the first is kept.
     """
     with subprocess.Popen(
         command,
@@ -224,4 +225,5 @@ def run_and_read_stderr_line(*command: str | Path, descriptors: Collection[int] 
         said = child.stderr.read(_COMPLAINT)
         while child.stderr.read(_COMPLAINT):
             pass
-    return said.decode(errors="replace").partition("\n")[0]
+    failure = f"{command[0]}: exit status {child.returncode}" if child.returncode else ""
+    return said.decode(errors="replace").partition("\n")[0] or failure

@@ -43,6 +43,8 @@ class HeirTests(ProcessTestCase):
         for pid in (child.child.pid, other):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         spawner.reap_orphans()
+        self.assertIsNotNone(os.waitid(os.P_PID, other, os.WEXITED | os.WNOWAIT))
+        spawner.reap_orphans()
         self.assertRaises(ChildProcessError, os.waitpid, other, os.WNOHANG)
         self.assertEqual((await child.ended.wait()).exitCode, 3)
 

@@ -161,6 +161,14 @@ class CopyTests(SynchronousTestCase):
         self.assertEqual(caught.exception.filename, str(target))
         self.assertEqual(os.listdir("/proc/self/fd"), before)
 
+    def test_killed_copy_is_an_error(self) -> None:
+        source, target = self.folders()
+        program = Path(_write_program(self.mktemp(), ""))
+        program.write_text("#!/bin/sh\nkill -9 $$\n")
+        self.patch(module, "_CP", str(program))
+        error = self.assertRaises(OSError, copy_tree, source, target)
+        self.assertIn("exit status -9", str(error))
+
     def test_copy_goes_to_a_subdirectory_to_which_no_link_leads(self) -> None:
         source, target = self.folders()
         (source / "file").write_text("x")
