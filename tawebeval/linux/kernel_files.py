@@ -30,7 +30,7 @@ def call_libc(name: str, *arguments: Any) -> None:
     longs = (ctypes.c_ulong(each) if isinstance(each, int) else each for each in arguments)
     if getattr(_libc, name)(*longs) < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{name}(2): {os.strerror(number)}")
+        raise OSError(number, os.strerror(number))
 
 
 def prctl(option: int, argument: int) -> None:

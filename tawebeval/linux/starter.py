@@ -1040,7 +1040,7 @@ def enter_mount_namespace() -> str | None:
         try:
             enter_user_namespace(_CLONE_NEWNS)
         except OSError as error:
-            os.write(writing, ": ".join(filter(None, (error.filename, error.strerror))).encode())
+            os.write(writing, f"{error.filename or 'unshare(2)'}: {error.strerror}".encode())
         finally:
             os._exit(0)
     os.close(writing)
