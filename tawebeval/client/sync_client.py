@@ -211,14 +211,23 @@ class _DeadlineConnection:
 
         Raises httpcore.ReadTimeout, httpcore.ReadError, httpcore.RemoteProtocolError.
         """
-        left = self._get_deadline() - time.monotonic()
-        if left <= 0:
-            raise httpcore.ReadTimeout("deadline")
-        data: bytes = self._inner.read(max_bytes, left if timeout is None else min(timeout, left))
+        timeout = self._cap(timeout, httpcore.ReadTimeout)
+        data: bytes = self._inner.read(max_bytes, timeout)
         if self._is_new and data and data[0] not in _FIRST_BYTES:
             raise httpcore.RemoteProtocolError("illegal status line")
         self._is_new = False
         return data
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Send bytes. Raises httpcore.WriteTimeout, httpcore.WriteError."""
+        self._inner.write(buffer, self._cap(timeout, httpcore.WriteTimeout))
+
+    def _cap(self, timeout: float | None, error: type[Exception]) -> float:
+        """Return the seconds that a call may take. Raises `error` if none are left."""
+        left = self._get_deadline() - time.monotonic()
+        if left <= 0:
+            raise error("deadline")
+        return left if timeout is None else min(timeout, left)
 
     def start_tls(self, *args: Any, **kwargs: Any) -> _DeadlineConnection:
         """Begin TLS. Raises httpcore.ConnectTimeout, httpcore.ConnectError."""

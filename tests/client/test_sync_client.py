@@ -20,8 +20,9 @@ import httpx
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
+from tawebeval.client import http as http_module
 from tawebeval.client import sync_client as values_module
-from tawebeval.client.http import HttpRequest
+from tawebeval.client.http import HttpRequest, SubmissionForm
 from tawebeval.core.backoff import Backoff
 from tests.cases.certificates import make_certificate
 from tests.cases.patience import PATIENCE
@@ -117,6 +118,18 @@ def reset(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+def read_slowly(connection: socket.socket, on_end: Callable[[], object]) -> None:
+    """Take a form of over 32 MiB in many small parts; call `on_end()` after these."""
+    read_head(connection)
+    left = 32 << 20
+    while some := connection.recv(min(left, 1 << 16)):
+        left -= len(some)
+        if not left:
+            on_end()
+            break
+        time.sleep(0.005)
+
+
 def dribble(connection: socket.socket, *, head: bool) -> None:
     """Answer a byte at a time, for ever."""
     read_head(connection)
@@ -194,6 +207,17 @@ class SyncClientTests(SynchronousTestCase):
                 outcome = client.execute_step(HttpRequest("GET", f"{server.url}/", timeout=0.3))
                 self.assertLess(time.monotonic() - begun, PATIENCE / 2)
             self.assertEqual(outcome.explain("it"), "no answer from it within 0 seconds")
+
+    def test_form_that_the_server_takes_slowly_ends_at_the_deadline(self) -> None:
+        self.patch(http_module, "_SLOWEST", 1 << 40)
+        was_taken = threading.Event()
+        server = self.serve(lambda connection: read_slowly(connection, was_taken.set))
+        form = SubmissionForm({}, {"source": bytes(48 << 20)})
+        with Client(server.url) as client:
+            request = HttpRequest("POST", f"{server.url}/", form=form, timeout=0.3)
+            outcome = client.execute_step(request)
+        self.assertEqual(outcome.explain("it"), "no answer from it within 0 seconds")
+        self.assertFalse(was_taken.is_set())
 
     def test_connection_has_a_time_limit_of_its_own(self) -> None:
         def time_out(request: httpx.Request) -> httpx.Response:
