@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
@@ -102,6 +103,25 @@ class SlowDiskTests(RawTestCase):
         self.assertEqual(connection.received, b"")
         self.service.reactor.advance(WINDOW)
         self.check_raw(connection.answer(), 408)
+        self.check_gone([connection])
+
+    def test_pause_may_begin_after_the_end_of_the_window(self) -> None:
+        reactor = self.service.reactor
+        call_later = reactor.callLater
+
+        def check_and_call(seconds: float, *call: Any) -> Any:
+            self.assertGreaterEqual(seconds, 0)
+            return call_later(seconds, *call)
+
+        self.patch(reactor, "callLater", check_and_call)
+        connection = self.begin()
+        reactor.rightNow += WINDOW + 1  # and the reactor has had no time to call
+        rest = self.send(connection, BODY)
+        reactor.advance(0)
+        self.threads.finish()
+        self.assertEqual(connection.received, b"")
+        self.assertTrue(rest)
+        self.assertEqual(connection.transport.producerState, "producing")
         self.check_gone([connection])
 
     def test_pauses_do_not_help_a_slow_client(self) -> None:

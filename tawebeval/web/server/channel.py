@@ -500,7 +500,7 @@ class ApiChannel(HTTPChannel):
         if self._is_body_paused:
             self._is_body_paused = False
             if self.phase is ConnectionPhase.BODY:
-                self._begin_window(self._window_end)
+                self._begin_window(max(0.0, self._window_end))  # its end may have been overdue
             self._networkProducer.resumeProducing()
 
     def drop_body(self) -> None:
