@@ -93,23 +93,24 @@ class Share:
         )
         return within_parts + amount - self.total
 
-    def check(self, amount: int, caller: str) -> None:
-        """Raise an error if a caller cannot take an amount, also after `make_room`.
+    def check(self, amount: int, caller: str, *, makes_room: bool = True) -> None:
+        """Raise an error if a caller cannot take an amount, also after `make_room` if `makes_room`.
 
         Raises: CallerQuotaExceeded, if it would exceed the caller's part; ServerBusy.
         """
+        make_room = self.make_room if makes_room else _discard_nothing
         part = self.compute_part(caller)
         if part < self.total:
             excess = self.used_by_caller[caller] + amount - part
-            if excess > 0 and not self.make_room(excess, caller):
+            if excess > 0 and not make_room(excess, caller):
                 raise CallerQuotaExceeded(self.refusal_of_caller, self.retry_after)
         excess = self._compute_excess(amount)
-        if excess > 0 and not self.make_room(excess, None):
+        if excess > 0 and not make_room(excess, None):
             raise ServerBusy(self.refusal_of_all, self.retry_after)
 
-    def take_within_part(self, amount: int, caller: str) -> None:
+    def take_within_part(self, amount: int, caller: str, *, makes_room: bool = True) -> None:
         """Count an amount for a caller. Raises as `check`, and counts nothing then."""
-        self.check(amount, caller)
+        self.check(amount, caller, makes_room=makes_room)
         self.take(amount, caller)
 
     def take(self, amount: int, caller: str) -> None:

@@ -558,12 +558,13 @@ class EvaluationRegistry:
 
     @asynccontextmanager
     async def open_kept_submission(
-        self, identifier: str, caller: str = ""
+        self, identifier: str, caller: str = "", *, makes_room: bool = True
     ) -> AsyncIterator[KeptSubmission]:
         """Return the request and the files of an evaluation that has ended.
 
-        Within the context the files make no room for uploads. Raises: as `find_ended_evaluation`;
-        SubmissionDiscarded; ServerBusy and OSError for archived files.
+        Within the context the files make no room for uploads. For archived files other files may be
+        discarded if `makes_room`. Raises: as `find_ended_evaluation`; SubmissionDiscarded;
+        CallerQuotaExceeded, ServerBusy and OSError for archived files.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -576,7 +577,9 @@ class EvaluationRegistry:
                     await self.archived.read_status(identifier, caller)
                 except EvaluationExpired:
                     raise error from None
-                use = self.submissions.open_archived_submission(identifier, caller)
+                use = self.submissions.open_archived_submission(
+                    identifier, caller, makes_room=makes_room
+                )
                 kept = await stack.enter_async_context(use)
             yield kept
 
@@ -591,7 +594,8 @@ class EvaluationRegistry:
             workspace, upload = evaluation.workspace, evaluation.details.upload_directory
             roots = [workspace] if upload is None else [Workspace(upload), workspace]
             return await self._read_files(roots)
-        async with self.open_kept_submission(identifier, caller) as kept:
+        # A look, also by a link, displaces nothing.
+        async with self.open_kept_submission(identifier, caller, makes_room=False) as kept:
             return await self._read_files([kept.workspace])
 
     async def _read_files(self, roots: Sequence[Workspace]) -> list[dict[str, Any]]:

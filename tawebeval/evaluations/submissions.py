@@ -285,11 +285,12 @@ class SubmissionStore:
 
     @asynccontextmanager
     async def open_archived_submission(
-        self, identifier: str, caller: str
+        self, identifier: str, caller: str, *, makes_room: bool
     ) -> AsyncIterator[KeptSubmission]:
         """Return the request and the files of an archived evaluation, extracted for the context.
 
-        Raises: SubmissionDiscarded; ServerBusy; OSError.
+        `makes_room` is whether other files may be discarded for it. Raises: SubmissionDiscarded;
+        CallerQuotaExceeded; ServerBusy; OSError.
         """
         directory, size = self._root / self._context.generate_random_bytes(16).hex(), 0
         try:
@@ -300,7 +301,7 @@ class SubmissionStore:
             found = await archive.read_submission(identifier, caller, extract)
             if found is None:
                 raise SubmissionDiscarded
-            self.share.take_within_part(found.size, caller)
+            self.share.take_within_part(found.size, caller, makes_room=makes_room)
             size = found.size
             yield found
         finally:

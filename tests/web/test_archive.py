@@ -327,6 +327,20 @@ class RerunTests(ArchiveTestCase):
         self.assertEqual(self.service.registry.submissions.share.used, 0)
         self.assertEqual(list((self.root / "evaluations").iterdir()), [])
 
+    def test_look_at_archived_files_displaces_no_kept_ones(self) -> None:
+        identifier = self.archive()
+        self.evaluate()
+        self.finish()
+        share = self.service.registry.submissions.share
+        kept, share.total = share.used, share.used
+        self.assertTrue(kept)
+        self.request("GET", f"/evaluation/{identifier}/submission", 503)
+        self.assertEqual(share.used, kept)
+        share.total = 3 * kept
+        self.request("GET", f"/evaluation/{identifier}/submission")
+        self.assertEqual(share.used, kept)
+        self.assertEqual(len(list(self.root.rglob("submission/*/*"))), 1)
+
     def test_rerun_without_archived_files_is_410(self) -> None:
         identifier = self.archive()
         next(self.root.rglob("*.tar.zst")).unlink()
