@@ -194,7 +194,7 @@ class SimulatedRunLimits(RunLimits):
     def __init__(self, settings: LimitSettings) -> None:
         self.settings = settings
 
-    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
         """Return None."""
         return None
 

@@ -44,17 +44,13 @@ _DEEPEST = 100
 _ANYWAY = 10.0  # seconds after which files are counted in any case
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
-MAX_SHARED_THREAD_INSPECTIONS = 5_000
-"""Maximum looks of a count that other runs wait for: some 50 ms."""
+LARGE_INSPECTION_COUNT = 5_000
+"""Inspections of a count from which on other runs do not wait for the run: some 50 ms."""
 
 BLOCK_BYTES = 4096
 """Maximum bytes that a file takes beyond its own size."""
 SIGNIFICANT_DISK_USAGE_BYTES = 2**20
 """Bytes on the disk from which on a run matters to a nearly full disk."""
-
-
-class TooManyInspections(Exception):
-    """A count would take more looks at the disk than allowed."""
 
 
 class _LimitExceeded(Exception):
@@ -79,7 +75,7 @@ class DiskUsage:
     """A count of bytes on the disk, files and directories, and bytes of the largest file.
 
     Files unchanged since `since`, in seconds since the epoch, are not the largest. The count stops
-    beyond `most` bytes and files, and fails after `work` looks.
+    beyond `most` bytes and files.
 
     `has_uncounted_deep_directories`: there are directories below those that were counted.
     `inspection_count`: the directory entries, threads and descriptors that the count has looked at.
@@ -92,7 +88,6 @@ class DiskUsage:
     inspection_count: int = attrs.field(default=0, eq=False)
     _since: float = attrs.field(default=0.0, eq=False)
     _most: tuple[float, float] = attrs.field(default=(inf, inf), eq=False)
-    _work: float = attrs.field(default=inf, eq=False)
     _seen: set[tuple[int, int]] = attrs.field(factory=set, init=False, eq=False, repr=False)
 
     def add_file(self, status: os.stat_result) -> None:
@@ -108,11 +103,6 @@ class DiskUsage:
         if self.disk_bytes > self._most[0] or self.file_count > self._most[1]:
             raise _LimitExceeded
 
-    def _look(self) -> None:
-        self.inspection_count += 1
-        if self.inspection_count > self._work:
-            raise TooManyInspections
-
     def add_directory(
         self, directory: int, depth: int = 0, excluded_names: Collection[str] = frozenset()
     ) -> None:
@@ -125,7 +115,7 @@ class DiskUsage:
             for entry in entries:
                 if entry.name in excluded_names:
                     continue
-                self._look()
+                self.inspection_count += 1
                 with _ignore_missing():
                     self.add_file(entry.stat(follow_symlinks=False))
                     if entry.is_dir(follow_symlinks=False):
@@ -134,7 +124,7 @@ class DiskUsage:
             self.has_uncounted_deep_directories |= bool(below)
             return
         for name in below:
-            self._look()
+            self.inspection_count += 1
             with _ignore_missing():
                 inner = open_directory(name, directory)
                 try:
@@ -150,10 +140,10 @@ class DiskUsage:
         """
         with _ignore_missing():
             for thread in os.listdir(f"/proc/{pid}/task"):
-                self._look()
+                self.inspection_count += 1
                 with _ignore_missing(), os.scandir(f"/proc/{pid}/task/{thread}/fd") as descriptors:
                     for descriptor in descriptors:
-                        self._look()
+                        self.inspection_count += 1
                         with _ignore_missing():
                             status = os.stat(descriptor.path)
                             file = status.st_dev, status.st_ino
@@ -189,25 +179,22 @@ class DiskMeter:
     _left: tuple[int, int] | None = None  # of the file system, at the last count
     _counted: float = 0.0
 
-    def measure_usage(self, again: bool = False, work: float = inf) -> DiskUsage:
+    def measure_usage(self, again: bool = False, counts: bool = True) -> DiskUsage:
         """Return the usage; count the files anew if `again` or if it may have changed.
 
-        Raises: OSError; TooManyInspections, if a count takes, or has taken last time, more than
-        `work` looks.
+        Without `counts` return the last usage, and measure the free bytes alone. Raises: OSError.
         """
         system = os.statvfs(self._directory)
         self.free_bytes = system.f_bavail * system.f_frsize
         left = system.f_bfree * system.f_frsize, system.f_ffree
-        if again or self._stale(left):
-            if self.last_usage.inspection_count > work:
-                raise TooManyInspections
-            self.last_usage = self._count(work)
+        if counts and (again or self._stale(left)):
+            self.last_usage = self._count()
             self._left = left
             self._counted = self._time()
         return self.last_usage
 
-    def _count(self, work: float) -> DiskUsage:
-        usage = DiskUsage(since=self.run_start_time, most=(self._size, self._files), work=work)
+    def _count(self) -> DiskUsage:
+        usage = DiskUsage(since=self.run_start_time, most=(self._size, self._files))
         top = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             usage.add_directory(top, excluded_names=self._excluded_names)
@@ -263,12 +250,14 @@ class RunLimits:
     - `first_process`: None until the run has one.
     - `disk_bytes`: the bytes of the run on the disk, as last counted.
     - `free_disk_bytes`: the free bytes of the disk at the last look.
+    - `inspection_count`: the inspections that the last count has taken.
     """
 
     cgroup: EvaluationCgroup | None = None
     first_process: TailedProcess | None = None
     disk_bytes: int = 0
     free_disk_bytes: float = inf
+    inspection_count: int = 0
 
     def __init__(
         self,
@@ -346,13 +335,11 @@ class RunLimits:
         self.disk.device_numbers = frozenset(described["devices"])
         self.disk.run_start_time = described["since"]
 
-    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks.
 
-        `final`, for a run that has failed, looks more closely. `work` is the maximum number of
-        looks at the disk.
-
-        Raises: TooManyInspections, if more are needed and no other limit is exceeded.
+        `final`, for a run that has failed, looks more closely. Without `counts` no files are
+        counted.
         """
         limits = self.settings
         # An exited run may be read for long, and uses nothing but the disk.
@@ -366,9 +353,10 @@ class RunLimits:
             if self.cgroup.is_over_cpu_limit(limits.cpu, self._measure_cpu_seconds):
                 return build_cpu_limit_failure(limits)
         try:
-            disk = self.disk.measure_usage(again=final, work=work)
+            disk = self.disk.measure_usage(again=final, counts=counts)
         finally:
             self.disk_bytes = self.disk.last_usage.disk_bytes
+            self.inspection_count = self.disk.last_usage.inspection_count
             self.free_disk_bytes = self.disk.free_bytes
         if disk.disk_bytes > self._most_disk:
             return build_disk_limit_failure(limits)
@@ -502,8 +490,8 @@ class FullDiskPolicy:
 class LimitMonitor:
     """The monitor of all runs: it looks at each in turn, in one of `threads`.
 
-    A run that takes more than `MAX_SHARED_THREAD_INSPECTIONS` looks at the disk is looked at by
-    `others`, so that it does not delay small runs.
+    The files of a run whose count has been large once are counted by `others` from then on, so
+    that it does not delay small runs.
     """
 
     def __init__(self, clock: Any, threads: WorkerThreads, others: WorkerThreads) -> None:
@@ -513,7 +501,8 @@ class LimitMonitor:
         self._watched: dict[RunLimits, StopRun] = {}
         # Failed looks in a row.
         self._failures: Counter[RunLimits] = Counter()
-        self._apart: set[RunLimits] = set()  # looked at by `others` just now
+        self._large: set[RunLimits] = set()
+        self._apart: set[RunLimits] = set()  # counted by `others` just now
         self._relief = FullDiskPolicy()
         self._relieved: set[RunLimits] = set()  # chosen by `_relief` already
         self._next: IDelayedCall | None = None
@@ -531,6 +520,7 @@ class LimitMonitor:
         """Stop looking at the limits of a run."""
         del self._watched[run]
         self._failures.pop(run, None)
+        self._large.discard(run)
         self._relieved.discard(run)
         if not self._watched and self._next is not None:
             self._next.cancel()
@@ -547,13 +537,11 @@ class LimitMonitor:
 
     async def _look(self) -> None:
         try:
-            runs = {
-                run: 0 if run in self._apart else MAX_SHARED_THREAD_INSPECTIONS
-                for run in self._watched
-            }
+            for run in self._large - self._apart:
+                Deferred.fromCoroutine(self._look_apart(run))
+            runs = {run: run not in self._large for run in self._watched}
             for run, found in await self._threads.run_in_thread(check_run_limits, runs):
-                if run in self._watched:  # it may have ended meanwhile
-                    self._take(run, found)
+                self._take(run, found, has_counted=runs[run])
             self._relieve()
         finally:
             self._looking = False
@@ -578,20 +566,20 @@ class LimitMonitor:
     async def _look_apart(self, run: RunLimits) -> None:
         self._apart.add(run)
         try:
-            ((_, found),) = await self._others.run_in_thread(check_run_limits, {run: inf})
+            ((_, found),) = await self._others.run_in_thread(check_run_limits, {run: True})
         finally:
             self._apart.remove(run)
-        if run in self._watched:
-            self._take(run, found)
+        self._take(run, found, has_counted=True)
 
-    def _take(self, run: RunLimits, found: Exception | None) -> None:
+    def _take(self, run: RunLimits, found: Exception | None, *, has_counted: bool) -> None:
         """Act on the result of a look."""
-        if isinstance(found, TooManyInspections):
-            if run not in self._apart:
-                Deferred.fromCoroutine(self._look_apart(run))
+        if run not in self._watched:  # it has ended meanwhile
             return
+        if run.inspection_count > LARGE_INSPECTION_COUNT:
+            self._large.add(run)
         if found is None or isinstance(found, EvaluationFailure):
-            self._failures.pop(run, None)
+            if has_counted:
+                self._failures.pop(run, None)
             if found is not None:
                 self._watched[run](found)
             return
@@ -610,17 +598,17 @@ class LimitMonitor:
 
 
 def check_run_limits(
-    runs: Mapping[RunLimits, float],
+    runs: Mapping[RunLimits, bool],
 ) -> Sequence[tuple[RunLimits, Exception | None]]:
-    """Return the result of a look at each run. Blocks.
+    """Return the result of a look at each run, which counts its files if the value says so. Blocks.
 
-    None: all limits are kept; EvaluationError: the exceeded limit; another exception: the look has
-    failed. `runs` has the maximum looks at the disk for each run.
+    None: all limits are kept; EvaluationFailure: the exceeded limit; another exception: the look
+    has failed.
     """
     found: list[tuple[RunLimits, Exception | None]] = []
-    for run, work in runs.items():
+    for run, counts in runs.items():
         try:
-            found.append((run, run.check(work=work)))
+            found.append((run, run.check(counts=counts)))
         except Exception as error:  # noqa: BLE001  (the other runs need their look)
             found.append((run, error))
     return found

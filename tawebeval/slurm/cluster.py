@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from math import inf
 from pathlib import Path
 from resource import struct_rusage
 from secrets import token_hex
@@ -169,11 +168,11 @@ class SlurmRunLimits(RunLimits):
         self.job = job
         self.disk = attrs.evolve(self.disk, directory=job.directory, left=None)
 
-    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks."""
         try:
             failure = (
-                self.find_unnoticed_failure() or super().check(final, work) or self._check_disk()
+                self.find_unnoticed_failure() or super().check(final, counts) or self._check_disk()
             )
         except OSError as error:  # the shared directory is away, for a moment
             if not self._is_away:

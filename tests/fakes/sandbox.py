@@ -21,7 +21,7 @@ from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import MountedOverlay, StartedProgram
 from tawebeval.sandbox.base import Environment, EvaluatorExit, LeftProcess, RunnerStatus
-from tawebeval.sandbox.limits import DiskUsage, RunLimits, TooManyInspections
+from tawebeval.sandbox.limits import DiskUsage, RunLimits
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS, FakeChild, FakeSpawner
 from tests.fakes.gates import Gate
@@ -33,24 +33,23 @@ NO_CGROUPS = CgroupManager({})
 class FakeRunLimits(RunLimits):
     """Limits that the test drives.
 
-    `over` is the answer of `check`, which takes `needed` looks at the disk; `looks` has `final` of
-    each; `used` is the usage.
+    `over` is the answer of `check`; `looks` has `final` of each, and `counts` is how many of these
+    counted files; `used` is the usage.
     """
 
     over: EvaluationFailure | None = None
-    needed: float = 0
     used = ResourceUsage(None, None)
 
     def __init__(self, settings: LimitSettings, **given: Any) -> None:
         self.settings = settings
         self.looks: list[bool] = []
+        self.counts = 0
         vars(self).update(given)
 
-    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
         """Answer, and note the question."""
         self.looks.append(final)
-        if self.needed > work:
-            raise TooManyInspections
+        self.counts += counts
         return self.over
 
     def find_unnoticed_failure(self) -> EvaluationFailure | None:
@@ -317,7 +316,7 @@ class FakeCgroups:
 class FakeDisk:
     """A watch over a disk on which there is what `last_usage` says.
 
-    `looks` has of each look whether it was to count anew, and by how much work.
+    `looks` has of each look whether it was to count anew.
     """
 
     directory: Path
@@ -325,13 +324,11 @@ class FakeDisk:
     max_files: int
     pids: Callable[[], Iterable[int]]
     last_usage: DiskUsage = attrs.field(factory=DiskUsage)
-    looks: list[tuple[bool, float]] = attrs.field(factory=list)
+    looks: list[bool] = attrs.field(factory=list)
     device_numbers: frozenset[int] = frozenset()
     run_start_time: float = 0
     free_bytes: float = inf
 
-    def measure_usage(self, again: bool, work: float) -> DiskUsage:
-        self.looks.append((again, work))
-        if self.last_usage.inspection_count > work:
-            raise TooManyInspections
+    def measure_usage(self, again: bool, counts: bool) -> DiskUsage:
+        self.looks.append(again)
         return self.last_usage

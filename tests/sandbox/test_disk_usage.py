@@ -25,7 +25,6 @@ from tawebeval.sandbox import limits as module
 from tawebeval.sandbox.limits import (
     DiskMeter,
     DiskUsage,
-    TooManyInspections,
 )
 from tests.fakes.children import NO_PROCESS
 from tests.integration.attacks.calls import number_of
@@ -42,11 +41,10 @@ def measure_disk_usage(
     excluded: Collection[str] = (),
     since: float = 0.0,
     most: tuple[float, float] = (math.inf, math.inf),
-    work: float = math.inf,
 ) -> DiskUsage:
     """Return the first count of a meter."""
     meter = DiskMeter(directory, *most, lambda: pids, excluded, since)
-    return meter.measure_usage(work=work)
+    return meter.measure_usage()
 
 
 class DiskTestCase(SynchronousTestCase):
@@ -151,9 +149,8 @@ class CountTests(DiskTestCase):
 
 class WorkTests(DiskTestCase):
     def looks(self, needed: int, *pids: int) -> None:
-        """Hold that a count takes so many, and that it is none with one less."""
-        self.assertEqual(measure_disk_usage(self.top, pids, work=needed).inspection_count, needed)
-        self.assertRaises(TooManyInspections, measure_disk_usage, self.top, pids, work=needed - 1)
+        """Hold that a count takes so many."""
+        self.assertEqual(measure_disk_usage(self.top, pids).inspection_count, needed)
 
     def test_each_file_and_directory_is_an_inspection(self) -> None:
         for name in ("one", "two", "three"):
@@ -370,10 +367,10 @@ class WatchTests(SynchronousTestCase):
         self.clock = Clock()
         self.blocks, self.files = 10_000, 5_000
         self.asked: list[object] = []
-        self.counts: list[float] = []
+        self.count = 0
         self.use = DiskUsage(disk_bytes=200, file_count=20)
         self.patch(os, "statvfs", self.statvfs)
-        self.patch(DiskMeter, "_count", lambda meter, work: self.measure(work))
+        self.patch(DiskMeter, "_count", lambda meter: self.measure())
         self.watch = DiskMeter(Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds)
 
     def statvfs(self, path: object) -> Any:
@@ -389,16 +386,14 @@ class WatchTests(SynchronousTestCase):
             f_favail=0,
         )
 
-    def measure(self, work: float) -> DiskUsage:
-        self.counts.append(work)
-        if self.use.inspection_count > work:
-            raise TooManyInspections
+    def measure(self) -> DiskUsage:
+        self.count += 1
         return self.use
 
     def look(self, *, counts: int, again: bool = False) -> None:
-        before = len(self.counts)
+        before = self.count
         found = self.watch.measure_usage(again)
-        self.assertEqual(len(self.counts) - before, counts)
+        self.assertEqual(self.count - before, counts)
         self.assertIs(found, self.use)
 
     def test_first_look_counts(self) -> None:
@@ -460,23 +455,9 @@ class WatchTests(SynchronousTestCase):
             self.blocks -= 1
             self.look(counts=1)
 
-    def test_large_count_is_not_begun_within_few_inspections(self) -> None:
-        self.use = DiskUsage(disk_bytes=200, inspection_count=70)
-        for counts in (1, 1):  # nobody knows yet
-            with self.assertRaises(TooManyInspections):
-                self.watch.measure_usage(work=50)
-            self.assertEqual(len(self.counts), counts)
-            self.counts.clear()
-        self.look(counts=1)
-        self.clock.advance(11)
-        with self.assertRaises(TooManyInspections):
-            self.watch.measure_usage(work=50)
-        self.assertEqual(len(self.counts), 1)
-        self.use = DiskUsage(disk_bytes=200, inspection_count=30)
-        self.look(counts=1)
-        self.clock.advance(11)
-        self.watch.measure_usage(work=50)
-        self.assertEqual(len(self.counts), 3)
+    def test_free_bytes_are_measured_without_a_count(self) -> None:
+        self.assertEqual(self.watch.measure_usage(counts=False), DiskUsage())
+        self.assertEqual((self.watch.free_bytes, self.count), (18_000, 0))
 
     def test_each_look_counts_while_the_limit_is_exceeded(self) -> None:
         for use in (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from math import inf
 from typing import Any
 
 from twisted.internet.protocol import ProcessProtocol
@@ -17,11 +16,10 @@ from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox import limits as module
 from tawebeval.sandbox.limits import (
-    MAX_SHARED_THREAD_INSPECTIONS,
+    LARGE_INSPECTION_COUNT,
     DiskUsage,
     LimitMonitor,
     RunLimits,
-    TooManyInspections,
 )
 from tests.cases.sandbox import LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
@@ -139,14 +137,6 @@ class LimitTests(CellTestCase):
         error = self.limits.check(final=True)
         self.assertEqual(error and error.reason, "disk")
 
-    def test_large_count_hides_no_other_limit(self) -> None:
-        self.disk.last_usage = DiskUsage(inspection_count=8)
-        self.assertRaises(TooManyInspections, self.limits.check, work=7)
-        self.assertIsNone(self.limits.check(work=8))
-        self.cgroups.group.over = frozenset({"memory"})
-        error = self.limits.check(work=0)
-        self.assertEqual(error and error.reason, "memory")
-
     def test_disk_is_measured_without_cgroups(self) -> None:
         self.limits.close()
         self.disk.last_usage = DiskUsage(disk_bytes=2 * GIB)
@@ -155,7 +145,7 @@ class LimitTests(CellTestCase):
     def test_count_is_bounded_by_the_limits_and_new_at_the_end(self) -> None:
         self.check_none()
         self.check_none(final=True)
-        self.assertEqual(self.disk.looks, [(False, inf), (True, inf)])
+        self.assertEqual(self.disk.looks, [False, True])
         self.assertEqual(self.disk.directory, self.workspace.root)
         self.assertEqual(self.disk.size, GIB + 5000 + 10 * 4096)
         self.assertEqual(self.disk.max_files, 1010)
@@ -217,11 +207,20 @@ class BrokenRun(FakeRunLimits):
     error: Exception = OSError(2, "gone")
     failing = True
 
-    def check(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
-        over = super().check(final, work)
+    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
+        over = super().check(final, counts)
         if self.failing:
             raise self.error
         return over
+
+
+class FailingCount(FakeRunLimits):
+    """A cell whose files cannot be counted."""
+
+    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
+        if counts:
+            raise OSError(24, "Too many open files")
+        return None
 
 
 class WatchTestCase(SynchronousTestCase):
@@ -343,70 +342,49 @@ class SlowTests(WatchTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
-class MuchWorkTests(WatchTestCase):
+class LargeCountTests(WatchTestCase):
     def setUp(self) -> None:
         self.others = SlowThreads()
         super().setUp()
         self.large, self.small = make_cell(), make_cell()
-        self.large.needed, self.small.needed = (
-            MAX_SHARED_THREAD_INSPECTIONS + 1,
-            MAX_SHARED_THREAD_INSPECTIONS,
-        )
+        self.large.inspection_count = LARGE_INSPECTION_COUNT + 1
+        self.small.inspection_count = LARGE_INSPECTION_COUNT
         self.open.enter_context(self.over(self.small))
 
     def test_large_count_moves_to_another_thread(self) -> None:
         with self.over(self.large):
-            self.clock.pump([PAUSE] * 5)
-            self.assertEqual(self.looks(self.small), [5])
-            self.assertEqual(len(self.others.waiting), 1)
-            before = len(self.large.looks)
+            self.clock.advance(PAUSE)
+            self.large.inspection_count = 0
+            self.clock.pump([PAUSE] * 4)
+            self.assertEqual(self.looks(self.large, self.small), [5, 5])
+            self.assertEqual((self.large.counts, self.small.counts), (1, 5))
+            self.assertEqual(len(self.others.waiting), 1, "one count at a time")
             self.others.step()
-            self.assertEqual(len(self.large.looks), before + 1)
-            self.assertEqual(self.others.waiting, [])
+            self.assertEqual(self.large.counts, 2)
             self.clock.advance(PAUSE)
             self.assertEqual(len(self.others.waiting), 1)
-            self.others.step()
-        self.assertEqual(self.stopped, [])
-
-    def test_large_run_is_counted_once_at_a_time(self) -> None:
-        works: list[float] = []
-        self.patch(
-            FakeRunLimits, "check", lambda cell, work: works.append(work) or self.judge(work)
-        )
-        self.watch.remove_run(self.small)
-        with self.over(self.large):
-            self.clock.pump([PAUSE] * 3)
-            self.others.step()
-            self.clock.advance(PAUSE)
-            self.others.step()
-        self.assertEqual(
-            works, [MAX_SHARED_THREAD_INSPECTIONS, 0, 0, inf, MAX_SHARED_THREAD_INSPECTIONS, inf]
-        )
-        self.watch.add_run(self.small, self.stopped.append)
-
-    def judge(self, work: float) -> None:
-        if work <= MAX_SHARED_THREAD_INSPECTIONS:
-            raise TooManyInspections
-
-    def test_result_of_the_other_thread_stops_a_run(self) -> None:
-        self.large.over = OVER
-        with self.over(self.large):
-            self.clock.advance(PAUSE)
-            self.assertEqual(self.stopped, [])
+            self.large.over = OVER
             self.others.step()
             self.assertEqual(self.stopped, [(self.large, OVER)])
-            self.clock.advance(PAUSE)
-            self.large.needed = 0
-            self.clock.advance(PAUSE)
-            self.assertEqual(self.stopped, [(self.large, OVER)] * 2)
-            self.others.step()
 
     def test_run_that_ends_during_a_large_count_is_not_stopped(self) -> None:
-        self.large.over = OVER
         with self.over(self.large):
-            self.clock.advance(PAUSE)
+            self.clock.pump([PAUSE] * 2)
+        self.large.over = OVER
         self.others.step()
+        self.clock.advance(PAUSE)
         self.assertEqual((self.stopped, self.others.waiting), ([], []))
+
+    def test_failed_counts_of_a_large_run_make_it_lost(self) -> None:
+        broken = FailingCount(LimitSettings())
+        broken.inspection_count = LARGE_INSPECTION_COUNT + 1
+        with self.over(broken):
+            self.clock.advance(PAUSE)
+            for _ in range(7):
+                self.clock.advance(PAUSE)
+                self.others.step()
+            ((_, why),) = self.stopped
+            self.assertEqual(why.reason, "lost")
 
 
 class NearlyFullTests(WatchTestCase):
