@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import resource
@@ -32,29 +31,28 @@ class ProcessLimitTests(CellTestCase):
         return run.make_launch_spec(*arguments)
 
     def test_memory_is_limited_by_process_where_no_cgroup_limits_it(self) -> None:
-        for count in range(len(ALL) + 1):
-            for enforced in itertools.combinations(ALL, count):
-                self.cgroups.enforced_resources = frozenset(enforced)
-                launch = self.make_launch_spec("./it --now", ENVIRONMENT, Path("/some/where"))
-                expected = {
-                    resource.RLIMIT_CPU: (61, -1),
-                    resource.RLIMIT_FSIZE: (5 * MIB, 5 * MIB),
-                    resource.RLIMIT_NOFILE: (99, 99),
-                    resource.RLIMIT_CORE: (1, -1),
-                    resource.RLIMIT_AS: (-1, -1),
-                    resource.RLIMIT_STACK: (8 * MIB, -1),
-                    resource.RLIMIT_MSGQUEUE: (0, 0),
-                    resource.RLIMIT_SIGPENDING: (1024, 1024),
-                    resource.RLIMIT_NICE: (0, 0),
-                    resource.RLIMIT_RTPRIO: (0, 0),
-                }
-                if "memory" not in enforced:
-                    expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
-                self.assertEqual(launch.rlimits, expected, enforced)
-                self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
-                self.assertEqual(launch.environment, add_tools_to_path(ENVIRONMENT, str(TOOLS)))
-                self.assertEqual(launch.directory, "/some/where")
-                self.assertEqual(launch.descriptors, ())
+        for enforced in ((), ("memory",)):
+            self.cgroups.enforced_resources = frozenset(enforced)
+            launch = self.make_launch_spec("./it --now", ENVIRONMENT, Path("/some/where"))
+            expected = {
+                resource.RLIMIT_CPU: (61, -1),
+                resource.RLIMIT_FSIZE: (5 * MIB, 5 * MIB),
+                resource.RLIMIT_NOFILE: (99, 99),
+                resource.RLIMIT_CORE: (1, -1),
+                resource.RLIMIT_AS: (-1, -1),
+                resource.RLIMIT_STACK: (8 * MIB, -1),
+                resource.RLIMIT_MSGQUEUE: (0, 0),
+                resource.RLIMIT_SIGPENDING: (1024, 1024),
+                resource.RLIMIT_NICE: (0, 0),
+                resource.RLIMIT_RTPRIO: (0, 0),
+            }
+            if "memory" not in enforced:
+                expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
+            self.assertEqual(launch.rlimits, expected, enforced)
+            self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
+            self.assertEqual(launch.environment, add_tools_to_path(ENVIRONMENT, str(TOOLS)))
+            self.assertEqual(launch.directory, "/some/where")
+            self.assertEqual(launch.descriptors, ())
 
     def test_hard_limits_are_those_of_the_daemon(self) -> None:
         self.cgroups.enforced_resources = frozenset({"cpu"})
@@ -65,22 +63,14 @@ class ProcessLimitTests(CellTestCase):
         self.assertEqual(limits[resource.RLIMIT_AS], (77, 77))
         self.assertEqual(limits[resource.RLIMIT_STACK], (77, 77))
 
-    def test_soft_limit_of_core_dumps_is_0_where_the_hard_limit_is_0(self) -> None:
-        self.hard = 0
-        limits = self.make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
-        self.assertEqual(limits[resource.RLIMIT_CORE], (0, 0))
-
 
 class GroupTests(CellTestCase):
-    def test_cgroup_has_the_name_of_the_workspace_and_is_removed_once(self) -> None:
+    def test_cgroup_has_the_name_of_the_workspace(self) -> None:
         self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
-        cell = self.started()
+        self.started()
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
         (launch,) = self.trees.launched
         self.assertEqual(launch.procs_files, ["/cgroup/a", "/cgroup/b"])
-        cell.close()
-        cell.close()
-        self.assertEqual(self.cgroups.group.removed, 1)
 
     def test_cgroup_that_stays_is_an_error_and_is_removed_later(self) -> None:
         cell = self.started()

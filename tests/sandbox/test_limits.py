@@ -97,12 +97,6 @@ class LimitTests(CellTestCase):
         self.disk.last_usage = DiskUsage(disk_bytes=allowed + 1)
         self.check("disk", "disk", "{} to the disk")
 
-    def test_files_of_the_checkout_do_not_count(self) -> None:
-        self.disk.last_usage = DiskUsage(file_count=1010)
-        self.check_none()
-        self.disk.last_usage = DiskUsage(file_count=1011)
-        self.check("disk", "disk_files", "{} files and directories")
-
     def test_too_deep_directories_are_over_the_limit(self) -> None:
         self.disk.last_usage = DiskUsage(has_uncounted_deep_directories=True)
         self.check("disk", "disk_files", "{} files and directories")
@@ -136,11 +130,6 @@ class LimitTests(CellTestCase):
         self.disk.free_bytes = MIB - 1
         error = self.limits.check(final=True)
         self.assertEqual(error and error.reason, "disk")
-
-    def test_disk_is_measured_without_cgroups(self) -> None:
-        self.limits.close()
-        self.disk.last_usage = DiskUsage(disk_bytes=2 * GIB)
-        self.check("disk", "disk", "{} to the disk")
 
     def test_count_is_bounded_by_the_limits_and_new_at_the_end(self) -> None:
         self.check_none()
@@ -253,19 +242,6 @@ class LookTests(WatchTestCase):
             self.assertEqual(cell.looks, [False] * 6)
         self.assertEqual(self.stopped, [])
 
-    def test_all_runs_are_checked_in_one_look(self) -> None:
-        cells = [make_cell(OVER if number % 2 else None) for number in range(6)]
-        with contextlib.ExitStack() as entered:
-            for cell in cells[:3]:
-                entered.enter_context(self.over(cell))
-            self.clock.advance(PAUSE / 2)
-            for cell in cells[3:]:
-                entered.enter_context(self.over(cell))
-            self.assertEqual(len(self.clock.getDelayedCalls()), 1)
-            self.clock.advance(PAUSE / 2)
-            self.assertEqual(self.looks(*cells), [1] * 6)
-            self.assertEqual(self.stopped, [(cell, OVER) for cell in cells[1::2]])
-
     def test_stopped_run_is_checked_until_it_has_ended(self) -> None:
         cell = make_cell(OVER)
         with self.over(cell):
@@ -283,14 +259,6 @@ class LookTests(WatchTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.clock.advance(PAUSE)
         self.assertEqual(self.looks(one, two), [0, 0])
-
-    def test_monitor_begins_anew_after_a_time_without_runs(self) -> None:
-        for _ in range(2):
-            cell = make_cell()
-            with self.over(cell):
-                self.clock.advance(PAUSE)
-            self.assertEqual(self.looks(cell), [1])
-            self.clock.advance(PAUSE / 2)
 
     def test_run_that_ends_by_the_stop_of_another_is_not_stopped(self) -> None:
         one, two = make_cell(OVER), make_cell(OVER)
@@ -414,11 +382,6 @@ class NearlyFullTests(WatchTestCase):
         self.clock.pump([PAUSE] * looks)
         self.assertEqual([cell for cell, _ in self.stopped], [*cells])
         self.assertTrue(all(why.reason == "disk" for _, why in self.stopped))
-
-    def test_nobody_is_stopped_while_enough_is_free(self) -> None:
-        self.free(100)
-        self.large.disk_bytes = 10**12
-        self.stops(looks=20)
 
     def test_run_with_most_bytes_is_stopped_first(self) -> None:
         self.free(99)

@@ -175,14 +175,16 @@ class TryTests(SandboxesTestCase):
         self.assertEqual((self.root / "filter").read_bytes(), program)
         self.assertEqual(os.listdir(self.accounts), [], "a trial is not what makes it work")
 
-    def test_outdated_bubblewrap_is_named(self) -> None:
-        said = "bwrap: Unknown option --disable-userns"
-        problem = self.complaint(f"echo '{said}'")
-        self.assertEqual(problem, (said, f"install bubblewrap 0.8.0 or newer; {OTHERWISE}"))
-
-    def test_failure_is_told_as_it_is(self) -> None:
-        problem = self.complaint("printf 'bwrap: \\377 is new \\n\\n'; exit 1")
-        self.assertEqual(problem, ("bwrap: \ufffd is new", MEND))
+    def test_failure_is_told_with_its_remedy(self) -> None:
+        outdated = "bwrap: Unknown option --disable-userns"
+        for script, what, remedy in (
+            (f"echo '{outdated}'", outdated, f"install bubblewrap 0.8.0 or newer; {OTHERWISE}"),
+            ("printf 'bwrap: \\377 is new \\n\\n'; exit 1", "bwrap: \ufffd is new", MEND),
+            ("exit 0", "bwrap exited with status 0", MEND),
+            ("exit 8", "bwrap exited with status 8", MEND),
+            ("kill -9 $$", "bwrap exited with status -9", MEND),
+        ):
+            self.assertEqual(self.complaint(script), (what, remedy))
 
     def test_full_disk_has_its_own_remedy(self) -> None:
         write_text = Path.write_text
@@ -199,22 +201,10 @@ class TryTests(SandboxesTestCase):
         self.assertIn(f"{self.temporary}/tawebeval-", what)
         self.assertEqual(remedy, "free some disk space")
 
-    def test_silent_failure_has_its_status(self) -> None:
-        for script, status in (("exit 0", 0), ("exit 1", 1), ("exit 8", 8), ("kill -9 $$", -9)):
-            self.assertEqual(self.complaint(script)[0], f"bwrap exited with status {status}")
-
     def test_program_that_cannot_be_run_is_a_problem(self) -> None:
         self.assertIn("No such file", self.problem()[0])
         (self.root / "bwrap").write_text("")
         self.assertIn("Permission denied", self.problem()[0])
-        self.install("")
-        for content, words in (("#!/nowhere\n", "No such file"), ("\0\1", "Exec format error")):
-            (self.root / "bwrap").write_text(content)
-            self.assertIn(words, self.problem()[0])
-
-    def test_missing_directory_is_a_problem(self) -> None:
-        self.patch(tempfile, "tempdir", f"{self.root}/missing")
-        self.assertIn(f"{self.root}/missing/", self.complaint("echo sound")[0])
 
     def test_probe_that_hangs_is_a_problem(self) -> None:
         self.patch(module, "PROBE_TIMEOUT", 0.05)
@@ -283,14 +273,6 @@ class TreesTests(SandboxesTestCase):
             self.assertEqual(os.listdir(place), [])
         return problem
 
-    def test_overlays_are_used_if_they_work(self) -> None:
-        self.install("echo sound")
-        self.assertIsNone(self.try_it())
-        self.assertEqual(self.trees.asked, 1)
-        self.assertIsNone(self.trees.overlay_problem)
-        (made,) = self.trees.made
-        self.assertEqual(made.parent, self.root / "checkouts")
-
     def test_copies_are_used_if_overlays_fail(self) -> None:
         self.install(
             f"cd {self.in_shell}; test -e again && echo sound && exit; touch again; echo no"
@@ -315,14 +297,6 @@ class TreesTests(SandboxesTestCase):
             self.trees.overlay_problem, "an overlay cannot be mounted: Invalid argument"
         )
         self.assertEqual(len(self.trees.made), 2)
-
-    def test_sandbox_is_probed_once_without_overlays(self) -> None:
-        self.install("echo broken; exit 1")
-        self.trees.overlay_problem = "no python"
-        problem = self.try_it()
-        assert problem is not None
-        self.assertEqual((problem[0], self.trees.overlay_problem), ("broken", "no python"))
-        self.assertEqual(len(self.trees.made), 1)
 
     def test_sandbox_that_changes_the_checkout_is_a_problem(self) -> None:
         self.install(
