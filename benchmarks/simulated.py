@@ -42,9 +42,9 @@ from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
     LeftProcess,
+    RunLimits,
     SandboxedRun,
 )
-from tawebeval.sandbox.limits import RunLimits
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tests.fakes.files import MemoryEventFiles
 

@@ -29,8 +29,7 @@ from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.starter import LaunchSpec
-from tawebeval.sandbox.base import NoSandbox
-from tawebeval.sandbox.limits import LimitMonitor
+from tawebeval.sandbox.base import LimitMonitor, NoSandbox
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 
 _CAPACITY = 4 * 1024 * 1024  # bytes of events in memory

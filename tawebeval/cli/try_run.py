@@ -60,8 +60,8 @@ from tawebeval.linux.cgroups import CgroupManager, ResourceUsage, open_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
+from tawebeval.sandbox.base import LimitMonitor
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
-from tawebeval.sandbox.limits import LimitMonitor
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 

@@ -84,8 +84,7 @@ from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import drop_privileges
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.pinned_agent import CachedPolicyForHTTPS, CheckedResolver, SystemResolver
-from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.limits import LimitMonitor
+from tawebeval.sandbox.base import LimitMonitor, Sandbox
 from tawebeval.sandbox.probe import (
     ProbeDirectories,
     open_helper_sandbox,

@@ -24,8 +24,7 @@ from tawebeval.deferreds import (
 from tawebeval.evaluations.eventlog import EventFiles, make_load_slots
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
-from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.limits import LimitMonitor
+from tawebeval.sandbox.base import LimitMonitor, Sandbox
 
 
 def make_unread_events_share(max_bytes: int) -> Share:

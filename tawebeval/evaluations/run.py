@@ -45,8 +45,7 @@ from tawebeval.evaluations.store import STDERR_TAIL_BYTES, EvaluationDetails, Ru
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.linux.tail import TailedProcess
-from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
-from tawebeval.sandbox.limits import build_cpu_limit_failure
+from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_limit_failure
 from tawebeval.sandbox.workspace import FileRefused
 
 PARTIAL_LINE_DELAY = 0.02

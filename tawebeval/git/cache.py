@@ -38,7 +38,7 @@ from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import Credential, GitKeyring, RemoteResolver
 from tawebeval.git.repository import BareRepository, GitServers
 from tawebeval.linux.filetree import copy_tree, remove_tree
-from tawebeval.sandbox.limits import BLOCK_BYTES
+from tawebeval.sandbox.disk import BLOCK_BYTES
 
 CHECKOUT_SUFFIX = ".tree"
 _NAME = re.compile(r"[0-9a-f]{40}-[0-9a-f]{40}-([0-9]+)-([0-9]+)-([0-9a-f]{8})\.tree", re.ASCII)

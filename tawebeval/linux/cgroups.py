@@ -4,7 +4,7 @@
 started in, and returns a `CgroupManager`. That makes one `EvaluationCgroup` for each evaluation,
 and knows why resources are not limited; `describe_missing_limits` tells the operator. A machine
 without usable cgroups is no error: limits of single processes then hold instead
-(`sandbox.limits`). For evaluations that outlive the daemon the starter has opened the cgroups,
+(`sandbox.base`). For evaluations that outlive the daemon the starter has opened the cgroups,
 and the daemon uses these by `open_starter_cgroups`.
 
 A cgroup with limits for its children cannot have processes of its own, so the process that opens

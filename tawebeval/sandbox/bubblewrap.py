@@ -62,9 +62,9 @@ from tawebeval.sandbox.base import (
     EvaluatorExit,
     LocalRun,
     SandboxedRun,
+    convert_rlimit_names,
 )
 from tawebeval.sandbox.broker import PROTOCOL_VERSION
-from tawebeval.sandbox.limits import convert_rlimit_names
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 
 log = Logger()

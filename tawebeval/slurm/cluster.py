@@ -30,19 +30,17 @@ from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
     LeftProcess,
+    RunLimits,
     RunnerStatus,
     Sandbox,
     SandboxedRun,
+    build_cpu_limit_failure,
+    build_disk_limit_failure,
 )
 from tawebeval.sandbox.bubblewrap import (
     WORKSPACE_MOUNT_POINT,
     BubblewrapRun,
     BubblewrapSandbox,
-)
-from tawebeval.sandbox.limits import (
-    RunLimits,
-    build_cpu_limit_failure,
-    build_disk_limit_failure,
 )
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tawebeval.slurm.commands import (

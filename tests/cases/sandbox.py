@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.core.evaluations import Checkout, Commit
-from tawebeval.sandbox import limits as limits_module
+from tawebeval.sandbox import base as limits_module
 from tawebeval.sandbox.base import NoSandbox, SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes.sandbox import FakeCgroups, FakeDisk, FakeTrees

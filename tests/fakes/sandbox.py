@@ -20,8 +20,8 @@ from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import MountedOverlay, StartedProgram
-from tawebeval.sandbox.base import Environment, EvaluatorExit, LeftProcess, RunnerStatus
-from tawebeval.sandbox.limits import DiskUsage, RunLimits
+from tawebeval.sandbox.base import Environment, EvaluatorExit, LeftProcess, RunLimits, RunnerStatus
+from tawebeval.sandbox.disk import DiskUsage
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS, FakeChild, FakeSpawner
 from tests.fakes.gates import Gate

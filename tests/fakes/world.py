@@ -35,7 +35,7 @@ from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.privileges import ReloadableFilesOwner
-from tawebeval.sandbox.limits import LimitMonitor, check_run_limits
+from tawebeval.sandbox.base import LimitMonitor, check_run_limits
 from tests.fakes.children import FakeChild, FakeSpawner
 from tests.fakes.files import FakeStore, MemoryEventFiles
 from tests.fakes.gates import Gate

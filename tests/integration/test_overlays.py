@@ -13,7 +13,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import OverlayMountError
-from tawebeval.sandbox.limits import DiskMeter
+from tawebeval.sandbox.disk import DiskMeter
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import eventually

@@ -151,28 +151,14 @@ class TryTests(SandboxesTestCase):
     def test_probe_runs_a_command_as_evaluators(self) -> None:
         self.install(
             f'printf "%s\\n" "$@" >{self.in_shell}/arguments; env >{self.in_shell}/environment\n'
-            f"pwd >{self.in_shell}/directory\n"
-            'number() { echo "$all" | sed "s/.*--$1 //; s/ .*//"; }; all="$*"\n'
-            f"cat /proc/self/fd/$(number add-seccomp-fd) >{self.in_shell}/filter\n"
-            f"cat /proc/self/fd/$(number args) >{self.in_shell}/settings\n"
             'while [ "$1" != --bind ]; do shift; done; test -d "$2" && echo sound'
         )
-        sandbox = self.open_bubblewrap()
-        self.assertIsNone(probe_bubblewrap(sandbox))
+        self.assertIsNone(probe_bubblewrap(self.open_bubblewrap()))
         arguments = (self.root / "arguments").read_text().splitlines()
         self.assertEqual(arguments[-3:-1], ["/bin/sh", "-c"])
         self.assertTrue(arguments[-1].endswith("&& echo sound"), arguments[-1])
-        self.assertEqual((self.root / "directory").read_text(), "/\n")
         environment = (self.root / "environment").read_text().split()
         self.assertEqual([line for line in environment if not line.startswith("_")], ["PWD=/"])
-        settings = [
-            "--clearenv",
-            *("--setenv", "PATH", "/usr/bin:/bin:/evaluation/tools/bin"),
-            *("--setenv", "EVALUATION_TOOLS", "/evaluation/tools"),
-        ]
-        self.assertEqual((self.root / "settings").read_text().split("\0"), settings)
-        program = os.pread(sandbox.filter_descriptors[-1], 2**20, 0)
-        self.assertEqual((self.root / "filter").read_bytes(), program)
         self.assertEqual(os.listdir(self.accounts), [], "a trial is not what makes it work")
 
     def test_failure_is_told_with_its_remedy(self) -> None:

@@ -1,4 +1,4 @@
-"""`sandbox.limits`: which limits a run has gone over, what it has used, and who looks when."""
+"""`sandbox.base`: which limits a run has gone over, what it has used, and who looks when."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups import ResourceUsage
-from tawebeval.sandbox import limits as module
-from tawebeval.sandbox.limits import (
+from tawebeval.sandbox import base as module
+from tawebeval.sandbox.base import (
     LARGE_INSPECTION_COUNT,
-    DiskUsage,
     LimitMonitor,
     RunLimits,
 )
+from tawebeval.sandbox.disk import DiskUsage
 from tests.cases.sandbox import LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
 from tests.fakes.sandbox import FakeRunLimits

@@ -1,4 +1,4 @@
-"""`sandbox.limits`: what is counted of a run's files, and when."""
+"""`sandbox.disk`: what is counted of a run's files, and when."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.filetree import open_directory
-from tawebeval.sandbox import limits as module
-from tawebeval.sandbox.limits import (
+from tawebeval.sandbox import disk as module
+from tawebeval.sandbox.disk import (
     DiskMeter,
     DiskUsage,
 )
@@ -117,6 +117,13 @@ class CountTests(DiskTestCase):
         self.assertEqual(
             self.count(), DiskUsage(disk_bytes=size, file_count=1, largest_file_bytes=4 * BLOCK)
         )
+
+    def test_sparse_file_takes_what_is_written(self) -> None:
+        with open(self.top / "holes", "wb") as file:
+            file.truncate(2**30)
+        use = self.count()
+        self.assertLess(use.disk_bytes, 2**20)
+        self.assertEqual((use.file_count, use.largest_file_bytes), (1, 2**30))
 
     def test_symbolic_links_are_not_followed(self) -> None:
         self.write(self.beside / "big", 50)
