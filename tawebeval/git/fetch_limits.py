@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeadlineExceeded
+from twisted.internet.task import LoopingCall
 
 from tawebeval.core.evaluations import Commit, Submodule
 from tawebeval.deferreds import WorkerThreads
@@ -32,6 +33,7 @@ MARKERS_DIRECTORY = "commits"
 """The directory of a repository with the markers, of which there may be many."""
 
 _T = TypeVar("_T")
+_LOOK_SECONDS = 0.25  # between two measurements of what git writes
 
 
 @attrs.frozen
@@ -248,6 +250,7 @@ def get_disk_bytes(status: os.stat_result) -> int:
 
 
 async def fetch_within_byte_budget(
+    clock: Any,
     budget: FetchBudget,
     threads: WorkerThreads,
     fetch: Callable[[], Coroutine[Deferred[Any], Any, GitResult]],
@@ -259,17 +262,37 @@ async def fetch_within_byte_budget(
     `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. A
     complete fetch that is over the limit takes the repository with it: refs name its objects.
 
-    `fetch` has the kernel limit each file, and so the one pack that a server sends.
+    `fetch` has the kernel limit each file, and so the one pack that a usual server sends. A server
+    that turns into one of plain files when git asks again sends many files; their sum is measured
+    again and again.
 
     Raises: EvaluationError, of `fetch` or for too many bytes.
     """
     before, _ = await threads.run_in_thread(_measure, repository)
     limit = budget.remaining_bytes
-    failure, result = None, None
+    failure, result, is_over = None, None, False
+    fetching = Deferred.fromCoroutine(fetch())
+
+    async def look() -> None:
+        nonlocal is_over
+        size, _ = await threads.run_in_thread(_measure, repository)
+        if size - before > limit and not is_over:
+            is_over = True
+            fetching.cancel()
+
+    looking = LoopingCall(lambda: Deferred.fromCoroutine(look()))
+    looking.clock = clock
+    looking.start(_LOOK_SECONDS, now=False)
     try:
-        result = await fetch()
+        result = await fetching
     except EvaluationFailure as error:
         failure = error
+    except CancelledError:
+        if not is_over:
+            raise
+        failure = budget.make_failure()
+    finally:
+        looking.stop()
     after, largest = await threads.run_in_thread(_measure, repository)
     # A file at the kernel's limit has made git fail.
     if after - before > limit or (largest >= limit and not is_complete()):
@@ -288,6 +311,6 @@ def _measure(repository: Path) -> tuple[int, int]:
     size = largest = 0
     for name, status in iterate_files(repository):
         size += get_disk_bytes(status)
-        if "tmp_" in name:  # of index-pack
+        if "tmp_" in name or name.endswith(".temp"):  # of index-pack and http-fetch
             largest = max(largest, status.st_size)
     return size, largest

@@ -305,7 +305,7 @@ class BareRepository:
     async def _inspect_checkout(self, commit: Commit) -> tuple[Sequence[LfsPointer], int]:
         """Return the pointers and the bytes of a checkout. Raises: EvaluationError.
 
-        An encoding makes a file at most four times as large.
+        An encoding makes a file at most four times as large, and line ends of Windows twice.
         """
         scratch = self.path / _LARGE / "checkout"
         tree, index = scratch / "tree", scratch / "index"
@@ -354,7 +354,7 @@ class BareRepository:
                 reach=reach,
             )
             result = await fetch_within_byte_budget(
-                budget, self._threads, fetch, self.path, inspection.has_begun
+                self._limits.clock, budget, self._threads, fetch, self.path, inspection.has_begun
             )
             if inspection.has_begun():
                 commit = _inspected(oid, inspection, result)

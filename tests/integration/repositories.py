@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from base64 import b64encode
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -250,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200 if file.is_file() else 404)
             self.end_headers()
             if file.is_file():
-                with file.open("rb") as content:
+                with file.open("rb") as content, suppress(OSError):  # whoever asked has gone
                     shutil.copyfileobj(content, self.wfile)
             return
         done = subprocess.run(

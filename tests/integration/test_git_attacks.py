@@ -109,6 +109,37 @@ class Redirector:
         self._server.server_close()
 
 
+class TurningServer(HttpServer):
+    """A git server that has plain files when it is asked again, of which it sends a few at first.
+
+    `objects` are the paths of those that it was asked for.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, dumb=True)
+        self.objects: list[str] = []
+        self._advertised = False
+
+    def answer(self, handler: BaseHTTPRequestHandler, path: str, body: bytes) -> bool:
+        if "/objects/" in path:
+            self.objects.append(path)
+            if len(self.objects) > _SENT_OBJECTS:  # git asks for several at once
+                self.send_half()
+        if self._advertised or not path.endswith("/info/refs"):
+            return False
+        self._advertised = True
+        line = b"1" * 40 + b" HEAD\0shallow ofs-delta agent=x\n"
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/x-git-upload-pack-advertisement")
+        handler.end_headers()
+        first = b"001e# service=git-upload-pack\n0000"
+        handler.wfile.write(b"%b%04x%b0000" % (first, len(line) + 4, line))
+        return True
+
+
+_SENT_OBJECTS = 12
+
+
 class AttackTestCase(DaemonTestCase):
     """What holds after each attack."""
 
@@ -344,6 +375,20 @@ class RepositoryTests(AttackTestCase):
         for url in (f"file://{self.evil}", f"{server.url}/evil/.git"):
             self.limit(await self.refuse(url, commit), "fetch_bytes", 4 * MIB)
             self.assertLess(self.cached(url), 10_000)
+
+    async def test_a_server_that_turns_into_one_of_plain_files_is_bounded_in_sum(self) -> None:
+        with open("/dev/urandom", "rb") as random:
+            blobs = [make_object(self.evil, "blob", random.read(MIB)) for _ in range(40)]
+        content = b"".join(entry("100644", f"{i:02}", oid) for i, oid in enumerate(blobs))
+        commit = make_commit(self.evil, make_object(self.evil, "tree", content))
+        git(self.evil, "update-server-info")
+        server = TurningServer(self.folder)
+        self.addCleanup(server.stop)
+        server.hold()
+        url = f"{server.url}/evil/.git"
+        self.limit(await self.refuse(url, commit), "fetch_bytes", 4 * MIB)
+        self.assertLess(len(server.objects), len(blobs))
+        self.assertLess(self.cached(url), 10_000)
 
     async def test_a_repository_of_another_user_is_served(self) -> None:
         if os.geteuid() != 0:
