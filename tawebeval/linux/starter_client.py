@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +33,7 @@ from zipfile import ZipFile, ZipInfo
 
 import attrs
 import msgspec
-from twisted.internet.interfaces import IReadDescriptor
+from twisted.internet.interfaces import IReadWriteDescriptor
 from twisted.internet.main import CONNECTION_DONE
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -76,6 +77,7 @@ _VERSION = (
 )
 _LOOK = 0.002  # seconds between two looks whether a starter listens, or a program has ended
 _READ = 64 * 1024
+_MAX_REQUESTS = 4096  # that wait for a starter which reads none
 _PEER = struct.Struct("3i")  # pid, uid and gid
 _TIMEOUT = struct.pack("ll", ANSWER_TIMEOUT, 0)  # seconds and microseconds
 
@@ -216,7 +218,7 @@ def _list_arguments(path: Path) -> list[str]:
     raise ConfigurationError("no Python that the user can execute", "install /usr/bin/python3")
 
 
-@implementer(IReadDescriptor)
+@implementer(IReadWriteDescriptor)
 class StarterClient:
     """The daemon's connections to the starter.
 
@@ -235,6 +237,7 @@ class StarterClient:
         self._reactor: Any = None
         self._on_lost: Callable[[], object] = lambda: None
         self._listeners: dict[str, StateListener] = {}
+        self._requests: deque[bytes] = deque()  # that the socket has yet to take
 
     @classmethod
     def connect(cls, path: Path) -> StarterClient:
@@ -409,22 +412,38 @@ class StarterClient:
         """Take the end of the connection."""
         self._lose()
 
-    def _send(self, request: Mapping[str, Any]) -> None:
-        """Send a request; without a connection do nothing.
+    def doWrite(self) -> None:
+        """Send the requests that wait."""
+        try:
+            while self._connection is not None and self._requests:
+                self._connection.send(self._requests[0], socket.MSG_DONTWAIT)
+                self._requests.popleft()
+        except BlockingIOError:
+            self._reactor.addWriter(self)
+            return
+        except OSError:  # it has ended, which `doRead` finds
+            self._requests.clear()
+        self._reactor.removeWriter(self)
 
-        Blocks while the starter does not read the hundreds of requests that its socket takes.
+    def _send(self, request: Mapping[str, Any]) -> None:
+        """Send a request, or let it wait until the socket takes it; without a connection drop it.
+
+        A starter that leaves too many waiting counts as lost.
         """
-        if self._connection is not None:
-            try:
-                self._connection.send(json.dumps(request).encode())
-            except OSError:  # it has ended, or does not answer: let the next requests fail at once
-                with contextlib.suppress(OSError):
-                    self._connection.shutdown(socket.SHUT_RDWR)
+        if self._connection is None:
+            return
+        self._requests.append(json.dumps(request).encode())
+        self.doWrite()
+        if len(self._requests) > _MAX_REQUESTS:
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
 
     def _lose(self) -> None:
         if self._connection is None:
             return
         self._reactor.removeReader(self)
+        self._reactor.removeWriter(self)
+        self._requests.clear()
         self._connection.close()
         self._connection = None
         listeners, self._listeners = self._listeners, {}

@@ -11,7 +11,6 @@ import re
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -624,8 +623,19 @@ class AttachedTests(TestCase):
         self.assertIsNone(await lost)
         self.client.signal_program(Path("/none"), 9)  # does nothing
 
-    async def test_requests_that_do_not_fit_wait_until_the_starter_is_given_up(self) -> None:
-        self.patch(starter_client, "_TIMEOUT", struct.pack("ll", 0, 50_000))
+    async def test_requests_wait_without_blocking_for_a_starter_that_reads_none(self) -> None:
+        self.client.attach(reactor)
+        os.kill(self.starter.pid, signal.SIGSTOP)
+        for _ in range(1000):
+            self.client.signal_program(Path("/none"), 9)
+        self.assertTrue(self.client._requests)
+        os.kill(self.starter.pid, signal.SIGCONT)
+        while self.client._requests:
+            await _turn()
+        self.assertGreaterEqual(self.client.fileno(), 0)
+
+    async def test_starter_that_takes_no_requests_any_more_is_lost(self) -> None:
+        self.patch(starter_client, "_MAX_REQUESTS", 1)
         self.client.attach(reactor)
         self.client.watch_program(Path("/none"), self.on_state)
         os.kill(self.starter.pid, signal.SIGSTOP)
