@@ -21,6 +21,7 @@ from tawebeval.daemon.startup import (
     open_starter,
 )
 from tawebeval.errors import ConfigurationError
+from tawebeval.linux.starter import PROGRAM_DESCRIPTORS, RESERVED_DESCRIPTORS
 from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
 from tests.cases.starters import StarterProcess
 
@@ -76,7 +77,7 @@ class SettingTests(SynchronousTestCase):
         return list(map(str, describe_starter_limits(SMALL, client)))
 
     def test_starter_needs_descriptors_for_running_evaluations(self) -> None:
-        wanted = 10 * 9 + 256
+        wanted = 10 * PROGRAM_DESCRIPTORS + RESERVED_DESCRIPTORS
         for there in (wanted, wanted - 1):
             resource.prlimit(self.starter.pid, resource.RLIMIT_NOFILE, (there, there))
             said, _ = self.describe("")
@@ -110,7 +111,9 @@ class DoctorTests(DoctorTestCase):
         ]
         self.assertIn("evaluations outlive the daemon", said)
         resource.prlimit(starter.pid, resource.RLIMIT_NOFILE, (300, 300))
-        words = "descriptors: 300 allowed", "-> set LimitNOFILE=346 in tawebeval-starter.service"
+        wanted = 10 * PROGRAM_DESCRIPTORS + RESERVED_DESCRIPTORS
+        remedy = f"-> set LimitNOFILE={wanted} in tawebeval-starter.service"
+        words = "descriptors: 300 allowed", remedy
         self.check("starter", WEAKER, *words, settings=settings)
 
     def test_starter_that_does_not_answer_is_broken(self) -> None:
