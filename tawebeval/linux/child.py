@@ -331,14 +331,23 @@ def _find_below(places: tuple[bytes, ...], parent: int | None) -> Iterator[int]:
         with suppress(
             FileNotFoundError, ProcessLookupError, PermissionError
         ):  # ended, or another's
-            found = [os.readlink(os.fsencode(f"/proc/{pid}/cwd")) + b"/"]
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                given = (entry.partition(b"=") for entry in file.read().split(b"\0"))
-                found += [value for variable, _, value in given if variable in _VARIABLES]
-            if pid != os.getpid() and any(place.startswith(places) for place in found):
+            if pid != os.getpid() and any(
+                place.startswith(places) for place in _read_places(f"/proc/{pid}/task")
+            ):
                 stat = read_stat(pid)
                 if int(stat[4]) == 0 or int(stat[1]) == parent:  # tty_nr, ppid
                     yield pid
+
+
+def _read_places(tasks: str) -> Sequence[bytes]:
+    """Return where the first thread that tells it works; the others may outlive the main thread."""
+    for thread in os.listdir(tasks):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found = [os.readlink(os.fsencode(f"{tasks}/{thread}/cwd")) + b"/"]
+            with open(f"{tasks}/{thread}/environ", "rb") as file:
+                given = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+                return [*found, *(value for variable, _, value in given if variable in _VARIABLES)]
+    return ()
 
 
 def _is_alive(pid: int) -> bool:

@@ -17,10 +17,18 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import child as module
 from tawebeval.linux.child import kill_adopted_process, kill_processes_below
+from tawebeval.linux.kernel_files import read_stat
 from tests.cases.patience import PATIENCE
 from tests.fakes.children import NO_PROCESS
 
 SLEEP = ("sleep", "60")
+# Its main thread ends, which proc(5) shows as a process without directory and environment.
+THREAD_ALONE = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("there", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
 
 
 class ProcessCase(SynchronousTestCase):
@@ -86,6 +94,15 @@ class BelowTests(ProcessCase):
         inner = int(child.stdout.readline())
         self.check(child, ended=True)
         self.assertFalse(_is_running(inner))
+
+    def test_process_whose_main_thread_has_ended_is_found(self) -> None:
+        child = self.begin(self.dead / "e", ("/usr/bin/python3", "-c", THREAD_ALONE))
+        assert child.stdout is not None
+        self.assertEqual(child.stdout.readline(), b"there\n")
+        deadline = time.monotonic() + PATIENCE
+        while read_stat(child.pid)[0] != b"Z":
+            self.assertLess(time.monotonic(), deadline)
+        self.check(child, ended=True)
 
     def test_processes_of_another_daemon_are_spared(self) -> None:
         self.check(self.begin(TEMPORARY_DIRECTORY=f"{self.living}/e/tmp"), ended=False)
