@@ -436,6 +436,16 @@ class Requests(SynchronousTestCase):
             program.write("typed")
             self.assertEqual(program.finish().stdout, b"typed")
 
+    def test_no_other_program_inherits_the_streams(self) -> None:
+        def close(connection: socket.socket, request: broker.RunRequest) -> None:
+            for stream in broker.send_streams(connection):
+                os.close(stream)
+
+        self.serve(close)
+        with segi.start(["cat"]) as program:
+            inherited = [os.get_inheritable(each) for each in program._process.streams]
+        self.assertEqual(inherited, [False] * 3)
+
     def test_refused_request_raises_the_reason(self) -> None:
         for answer, reason in (
             (b'{"error": "no places"}', "no places"),

@@ -31,6 +31,7 @@ import stat
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -563,11 +564,7 @@ class _Sandboxed:
         try:
             self._connection.connect(_SOCKET)
             self._connection.send(json.dumps(request).encode())
-            answer, self.streams, flags, _ = socket.recv_fds(
-                self._connection, _CHUNK, 3, socket.MSG_CMSG_CLOEXEC
-            )
-            if flags & socket.MSG_CTRUNC:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            answer = self._receive_streams()
             if not self.streams:
                 _read_report(answer)  # which has the error
         except OSError as error:
@@ -576,6 +573,21 @@ class _Sandboxed:
         except RunError:
             self._close()
             raise
+
+    def _receive_streams(self) -> bytes:
+        """Receive the first answer, with descriptors unless it is an error. Raises: OSError.
+
+        Not by socket.recv_fds(), which ignores its flags: other programs would inherit them.
+        """
+        numbers = array("i")
+        room = socket.CMSG_LEN(3 * numbers.itemsize)
+        answer, control, flags, _ = self._connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
+        for _, _, content in control:
+            numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+        self.streams.extend(numbers)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return answer
 
     def _close(self) -> None:
         self._connection.close()
