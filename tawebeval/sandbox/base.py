@@ -516,6 +516,8 @@ class LocalRun(SandboxedRun):
     def close(self) -> None:
         """Close the tree, kill the program, and remove the cgroup. Blocks. Raises: OSError."""
         if self._overlay is not None:
+            # Its number may become that of any other directory.
+            self.workspace_view = attrs.evolve(self.workspace_view, path_descriptors={})
             os.close(self._overlay.root_descriptor)
             self._overlay = None
         try:

@@ -120,6 +120,7 @@ class ProcessTests(CellTestCase):
         run.close()
         run.close()
         self.assertRaises(OSError, os.fstat, self.trees.overlay.root_descriptor)
+        self.assertEqual(run.workspace_view.path_descriptors, {})
 
     def test_resumed_run_goes_on_with_its_output_and_limits(self) -> None:
         described = json.loads(json.dumps(self.started().describe_for_resume()))
