@@ -310,9 +310,11 @@ class ApiChannel(HTTPChannel):
     ) -> None:
         """Close the sending half and drop what arrives; abort after `timeout` seconds.
 
-        Closing both halves with unread data would reset the connection. TLS has no halves.
+        Closing both halves with unread data would reset the connection. TLS has no halves: its
+        transport passes the call on to that of TCP, which does not know what TLS has yet to write.
         """
-        if not IHalfCloseableDescriptor.providedBy(self.transport):
+        is_tls = isinstance(self.transport, ProtocolWrapper)
+        if is_tls or not IHalfCloseableDescriptor.providedBy(self.transport):
             self.loseConnection()
             return
         self._read_deadline.close()

@@ -1,0 +1,100 @@
+"""`web.server` over TLS, which gathers what is written until the next turn of the reactor."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as installed
+from twisted.internet.ssl import DefaultOpenSSLContextFactory
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+from twisted.web.server import NOT_DONE_YET
+from twisted.web.websocket import WebSocketResource
+
+from tawebeval.config import HttpSettings
+from tawebeval.web.server.channel import ApiSite
+from tawebeval.web.streams import EventWebSocket, StreamTurns, prepare_handshake
+from tests.cases.certificates import make_certificate
+from tests.cases.patience import PATIENCE
+from tests.cases.settings import with_constants
+
+reactor: Any = installed
+
+HANDSHAKE = (
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+PING, CLOSE = b"\x89\x81\0\0\0\0x", b"\x88\x82\0\0\0\0\x03\xe8"  # as a client sends them
+PONG, CLOSED = b"\x8a\x01x", b"\x88\x02\x03\xe8"
+
+
+class EchoingApplication:
+    """An application that makes each request a WebSocket."""
+
+    origins = ("*",)
+
+    def __init__(self) -> None:
+        self.turns = StreamTurns(reactor)
+
+    def identify_caller(self, request: Any) -> str:
+        """Return a caller."""
+        return "a"
+
+    def make_form_receiver(self, request: Any, length: int | None) -> None:
+        """Expect no form."""
+
+    def check_not_stopping(self) -> None:
+        """Accept all."""
+
+    def record_response(self, request: Any, status: int, seconds: float) -> None:
+        """Record nothing."""
+
+    def record_refusal(self, status: int, address: str) -> None:
+        """Record nothing."""
+
+    def render(self, request: Any) -> Any:
+        """Upgrade the connection."""
+        prepare_handshake(request)
+        WebSocketResource(EventWebSocket()).render_GET(request)
+        request.channel.wait_for_turn = partial(self.turns.wait, "a")
+        return NOT_DONE_YET
+
+
+class TlsTests(TestCase):
+    def setUp(self) -> None:
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        pem = str(make_certificate(folder, "localhost"))
+        settings = with_constants(HttpSettings, head_timeout=0.1)()
+        self.site = ApiSite(EchoingApplication(), settings, reactor)
+        context = DefaultOpenSSLContextFactory(pem, pem)
+        listening = reactor.listenSSL(0, self.site, context, interface="127.0.0.1")
+        self.addCleanup(listening.stopListening)
+        self.address = "127.0.0.1", listening.getHost().port
+
+    def send(self, *parts: bytes) -> bytes:
+        """Send each part once the answer to the one before has begun; return all that is read."""
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with socket.create_connection(self.address, PATIENCE) as plain:
+            connection = context.wrap_socket(plain)
+            read = b""
+            for part in parts:
+                connection.sendall(part)
+                read += connection.recv(2**16)
+            while some := connection.recv(2**16):
+                read += some
+            connection.unwrap()
+        return read
+
+    async def test_refusal_at_a_deadline_arrives(self) -> None:
+        read = await deferToThread(self.send, b"GET / HTTP/1.1\r\n")
+        self.assertEqual(read[:12], b"HTTP/1.1 408")
+
+    async def test_close_of_a_websocket_is_answered(self) -> None:
+        read = await deferToThread(self.send, HANDSHAKE, PING, CLOSE)
+        self.assertEqual(read.partition(b"\r\n\r\n")[2], PONG + CLOSED)
