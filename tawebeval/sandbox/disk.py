@@ -183,7 +183,7 @@ class DiskMeter:
             pass
         finally:
             os.close(top)
-        return usage
+        return attrs.evolve(usage)  # without `_seen`, which may take 20 MB
 
     def _stale(self, left: tuple[int, int]) -> bool:
         if (

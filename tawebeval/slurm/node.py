@@ -115,7 +115,7 @@ class NodeJob:
         text["text"] = json.dumps({**json.loads(text["text"]), "parent_pid": starter_pid})
         with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(specification, file)
-        os.rename(f"{path}.new", path)  # a job in place of this one reads the file, too
+        os.rename(f"{path}.new", path)
         self._send(request="attach")
         self._send(request="start", name=self._name, id=1)
         while True:
