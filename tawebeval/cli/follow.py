@@ -23,7 +23,7 @@ from tawebeval.client import (
     Text,
     UnknownEvaluation,
 )
-from tawebeval.client.operations import Pause
+from tawebeval.client.operations import LONGEST_WAIT
 from tawebeval.core.segi import MARKER_SIZE, find_marker_variable
 from tawebeval.core.text import get_base_name
 from tawebeval.linux.privileges import get_user_name
@@ -78,6 +78,7 @@ class EvaluationReader:
     cursor: str | None = None
     is_known_to_server: bool = False
     _on_interrupt: Callable[[], object] | None = None
+    _state: str = "queued"  # as the server has told last
 
     @property
     def resume_command(self) -> str:
@@ -114,11 +115,13 @@ class EvaluationReader:
         client = self._context.client
         while True:
             try:
-                self._wait_for_start()
-                for page in client.pages(self.identifier, self.cursor):
-                    with (
-                        self._context.interrupt_handler.defer_interrupt()
-                    ):  # or a part of the page is shown twice
+                for page in client.pages(
+                    self.identifier, self.cursor, choose_wait=self._choose_wait
+                ):
+                    # Or a part of the page is shown twice.
+                    with self._context.interrupt_handler.defer_interrupt():
+                        if self._state in _WAITING:
+                            self._context.screen.show_status("")
                         yield page
                         self.cursor = page.end
             except Interrupted:
@@ -137,22 +140,22 @@ class EvaluationReader:
             else:
                 return
 
-    def _wait_for_start(self) -> None:
-        """Show on a terminal the state, up to once a second, until the evaluator runs.
+    def _choose_wait(self) -> int:
+        """Show on a terminal the state until the evaluator runs, and return the seconds to wait.
 
         A request that fails is left to the requests for events.
         """
-        client, screen, pause = self._context.client, self._context.screen, 0.1
+        screen = self._context.screen
+        if not screen.shows_progress or self._state not in _WAITING:
+            return LONGEST_WAIT
+        self._state = ""
         with suppress(ClientError):
-            while screen.shows_progress:
-                status = client.status(self.identifier)
-                state, place = status["state"], status.get("queue_place")
-                if state == "running" or state in _WAITING:
-                    screen.show_status(state if place is None else f"{state}, {place} ahead")
-                if state not in _WAITING:
-                    return
-                client.execute_step(Pause(pause))
-                pause = min(2 * pause, 1.0)
+            status = self._context.client.status(self.identifier)
+            self._state, place = status["state"], status.get("queue_place")
+            if self._state == "running" or self._state in _WAITING:
+                shown = self._state if place is None else f"{self._state}, {place} ahead"
+                screen.show_status(shown)
+        return 1 if self._state in _WAITING else LONGEST_WAIT
 
 
 @attrs.define

@@ -110,8 +110,9 @@ class ClientSettings:
     """Whether the server has sent any response."""
 
 
-_WAIT = 25  # seconds for which the server may hold a request for events
-_TIMEOUT = 30.0  # seconds for an answer beyond `_WAIT`
+LONGEST_WAIT = 25
+"""Seconds for which the server may hold a request for events."""
+_TIMEOUT = 30.0  # seconds for an answer beyond the wait
 _CANCEL_TIMEOUT = 600.0  # seconds; the server first makes events of all that was printed
 _POLL = 0.5  # seconds between two requests to a server that neither waits nor says Retry-After
 _PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
@@ -353,7 +354,9 @@ def events(
 
     For `after`, `times` and the exceptions see `pages`.
     """
-    return _follow(client, identifier, after, None, times, lambda page: page.events)
+    return _follow(
+        client, identifier, after, None, times, lambda: LONGEST_WAIT, lambda page: page.events
+    )
 
 
 def pages(
@@ -363,20 +366,22 @@ def pages(
     *,
     limit: int | None = None,
     times: bool = False,
+    choose_wait: Callable[[], int] = lambda: LONGEST_WAIT,
 ) -> Stream[Page]:
     """Yield the pages of an evaluation as they come, up to its end; none is empty.
 
     `after` is the `cursor` of an event or the `end` of a page; reading continues there. None
     reads from the beginning. `limit` is the size of a page in bytes of JSON, which at least
     one event may exceed; None leaves the size to the server. `times` adds to each event the
-    `time` when the server stored it. Requesting the next page acknowledges the last one, and
-    the server discards it. A program that must not lose an event stores the cursor together
-    with its own result.
+    `time` when the server stored it. `choose_wait` is called before each request, and returns the
+    seconds for which the server may hold it without events. Requesting the next page acknowledges
+    the last one, and the server discards it. A program that must not lose an event stores the
+    cursor together with its own result.
 
     Raises UnknownEvaluation, Forbidden, Unavailable; EvaluationGone also for an evaluation
     that the server knew before; ValueError for an invalid cursor.
     """
-    return _follow(client, identifier, after, limit, times, lambda page: (page,))
+    return _follow(client, identifier, after, limit, times, choose_wait, lambda page: (page,))
 
 
 def _follow(
@@ -385,6 +390,7 @@ def _follow(
     after: str | None,
     limit: int | None,
     times: bool,
+    choose_wait: Callable[[], int],
     unpack: Callable[[Page], Sequence[T]],
 ) -> Stream[T]:
     """Yield what `unpack` returns for each page of an evaluation."""
@@ -392,13 +398,14 @@ def _follow(
     after, skip = split_cursor(after)
     known = False
     while True:
+        wait = choose_wait()
         begun = client.get_time()
         request = _make_request(
             client,
             "GET",
             path + _query(after=after, limit=limit, times=1 if times else None),
-            {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
-            timeout=_WAIT + _TIMEOUT,
+            {"Accept": "application/json", "Prefer": f"wait={wait}"},
+            timeout=wait + _TIMEOUT,
         )
         parse = partial(_page, client, after)
         try:

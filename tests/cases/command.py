@@ -37,7 +37,13 @@ class LineClient(Client):
 
     def __init__(self, line: Line, meanwhile: Callable[[], object], **settings: Any) -> None:
         found = line.client
-        super().__init__(found.server, found.token, draw_random=found.draw_random, **settings)
+        super().__init__(
+            found.server,
+            found.token,
+            draw_random=found.draw_random,
+            get_time=found.get_time,
+            **settings,
+        )
         self.line, self.meanwhile = line, meanwhile
 
     def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:

@@ -12,7 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.cli.evaluate import show_submitted_evaluation
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.client import File, Page
-from tawebeval.client.http import build_refusal
+from tawebeval.client.http import HttpRequest, build_refusal
+from tawebeval.client.operations import Pause, RequestResult
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
@@ -237,6 +238,33 @@ class TerminalTests(CommandTestCase):
         self.assertTrue(shown.startswith(f"{CLEAR}queued, 0 ahead{CLEAR}"), shown)
         self.assertTrue(shown.endswith(f"{CLEAR}running{CLEAR}a\n{CLEAR}running{CLEAR}"), shown)
         self.assertEqual(self.follow_on_terminal(self.printed(b"a\n")), "a\n")
+
+    def test_first_output_is_shown_at_once_after_a_long_time_in_the_queue(self) -> None:
+        self.line = self.make(running=1)
+        self.line.begin()
+        identifier = self.line.begin()
+        first, steps = self.line.child, iter(range(1000))
+        pauses: list[Pause] = []
+        execute = LineClient.execute_step
+
+        def execute_step(client: LineClient, step: HttpRequest | Pause) -> RequestResult | None:
+            if isinstance(step, Pause):
+                pauses.append(step)
+            return execute(client, step)
+
+        def meanwhile() -> None:
+            step = next(steps)
+            if step == 50:
+                first.end()
+            if self.line.child is not first and self.line.child.is_running:
+                self.line.child.print(b"a\n")
+                self.line.child.end()
+
+        self.patch(LineClient, "execute_step", execute_step)
+        self.meanwhile = meanwhile
+        shown = self.follow_on_terminal(identifier)
+        self.assertIn("a\n", shown)
+        self.assertEqual(pauses, [])
 
     def test_line_is_left_out_without_an_answer(self) -> None:
         identifier = self.printed(b"a\n")
