@@ -58,7 +58,7 @@ from tawebeval.linux.privileges import check_owner, get_home
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY, assess_starter_limits, check_hard_limits
 from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.bubblewrap import write_sandbox_files
+from tawebeval.sandbox.bubblewrap import remove_shell_copies, write_sandbox_files
 from tawebeval.sandbox.environments import (
     find_environment_root_problem,
     locate_store,
@@ -373,7 +373,8 @@ class StartupChecks(Service):
         directories = self.directories
         try:
             self._remove_leftovers()
-            if not self._left.job_names:  # a job that waits for a node needs it there
+            if not self._left.job_names:  # a job that waits for a node needs both there
+                remove_shell_copies(directories.sandbox_files_directory)
                 remove_other_node_programs(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_git_version()

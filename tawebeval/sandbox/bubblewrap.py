@@ -365,6 +365,15 @@ def _copy_shell(root: Path, sandbox_files_directory: Path) -> Path:
     return copy
 
 
+def remove_shell_copies(sandbox_files_directory: Path) -> None:
+    """Remove the copies of roots' shells that an earlier daemon has made. Blocks. Raises: OSError.
+
+    Running sandboxes keep what they show.
+    """
+    for copy in sandbox_files_directory.glob("init-*"):
+        copy.unlink()
+
+
 def write_sandbox_files(directory: Path) -> None:
     """Write the sandbox's own passwd and group, its first process's program, and the tools.
 

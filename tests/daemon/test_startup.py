@@ -160,7 +160,8 @@ class StartupTests(SynchronousTestCase):
         self.assertFalse(self.startup.running)
 
     def test_files_of_earlier_daemons_stay_for_jobs_of_slurm_alone(self) -> None:
-        files = {"node-0"}
+        files = {"init-0", "node-0"}
+        (self.parts.sandbox_files_directory / "init-0").touch()
         (self.parts.sandbox_files_directory / "node-0").mkdir()
         description = {"kind": "slurm", "job_name": "tawebeval-1"}
         run = RunRow(7, 7, "/checkout", None, sandbox_description=description)
