@@ -38,8 +38,8 @@ from tawebeval.core.form import (
     MAX_CLONE_DEPTH,
     MAX_SEED,
     draw_seed,
+    get_base_name,
 )
-from tawebeval.core.text import get_base_name
 
 Submission: TypeAlias = dict[str, str | bytes | Path]
 """The content of each field: a text, the content of stdin or of a pipe, or a file."""

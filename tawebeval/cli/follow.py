@@ -24,8 +24,8 @@ from tawebeval.client import (
     UnknownEvaluation,
 )
 from tawebeval.client.operations import LONGEST_WAIT
+from tawebeval.core.form import get_base_name
 from tawebeval.core.segi import MARKER_SIZE, find_marker_variable
-from tawebeval.core.text import get_base_name
 from tawebeval.linux.privileges import get_user_name
 
 _WAITING = ("queued", "fetching")  # states before the evaluator runs

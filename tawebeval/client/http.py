@@ -26,7 +26,6 @@ from uuid import uuid4
 import attrs
 import msgspec
 
-from tawebeval.core.text import get_base_name
 from tawebeval.errors import TawebevalError, format_size
 
 _LONGEST_QUOTE = 2000  # characters of a server's words in a message
@@ -147,8 +146,8 @@ Content: TypeAlias = str | bytes | Path | NamedFile
 class SubmissionForm:
     """The form of `POST /evaluate`.
 
-    `fields` and `submission` map the names of fields to their content. Raises ValueError for an
-    invalid file name and for text that is not UTF-8.
+    `fields` and `submission` map the names of fields to their content. Raises ValueError for
+    text and for a file name that is not UTF-8.
     """
 
     fields: Mapping[str, str]
@@ -156,10 +155,10 @@ class SubmissionForm:
     _boundary: str = attrs.field(init=False, factory=lambda: uuid4().hex)
 
     def __attrs_post_init__(self) -> None:
-        """Check all file names and texts. Raises ValueError."""
+        """Check that all can be encoded. Raises ValueError."""
         for name, content in self.submission.items():
-            _filename(content)
-            check_encodable(f"submission[{name}]", content if isinstance(content, str) else "")
+            text = content if isinstance(content, str) else _filename(content) or ""
+            check_encodable(f"submission[{name}]", text)
         for name, text in self.fields.items():
             check_encodable(name, text)
 
@@ -234,8 +233,8 @@ def _escape(name: str) -> str:
 
 def _filename(content: Content) -> str | None:
     if isinstance(content, NamedFile):
-        return get_base_name(content.filename)
-    return get_base_name(content.name) if isinstance(content, Path) else None
+        return content.filename
+    return content.name if isinstance(content, Path) else None
 
 
 def _source(content: Content) -> bytes | Path:

@@ -262,8 +262,8 @@ def evaluate(
     `Idempotency-Key`: repeated attempts begin one evaluation. A program that may be restarted
     stores a `key` of its own, and finds the evaluation of its last attempt by it.
 
-    Raises InvalidRequest, Forbidden, Unavailable; ValueError for an invalid file name and for
-    text that is not UTF-8; OSError for a file that cannot be read.
+    Raises InvalidRequest, Forbidden, Unavailable; ValueError for text and for a file name
+    that is not UTF-8; OSError for a file that cannot be read.
     """
     fields = {
         "repository[url]": repository,

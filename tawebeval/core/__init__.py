@@ -4,9 +4,9 @@ No function here does input or output, reads a clock or draws random bytes: the 
 time, random bytes and callbacks as arguments. So tests can check every rule of docs/api.md byte by
 byte.
 
-- Standard output: `segi` gives an evaluator its markers, and turns its bytes into events; `text`
-  cuts text between characters. `events` encodes each event, once, as a line of JSON, and frames
-  lines as server-sent events or WebSocket messages. `results` sums up those that are results.
+- Standard output: `segi` gives an evaluator its markers, and turns its bytes into events.
+  `events` encodes each event, once, as a line of JSON, and frames lines as server-sent events or
+  WebSocket messages. `results` sums up those that are results.
 - From the evaluator to clients: `event_log.EventLog` has the encoded lines, in rings in front of
   the file of stdout, and makes pages of them. `event_log.EventMemory` bounds the memory of all.
 - Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs and the client's

@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal, TypeAlias
+from urllib.parse import unquote_to_bytes
 
 import attrs
 import msgspec
 
-from tawebeval.core import text
 from tawebeval.core.hosts import parse_server_address
-from tawebeval.core.text import get_base_name
 from tawebeval.errors import InvalidField, format_size
 
 LimitUnit = Literal["seconds", "whole seconds", "bytes", "count"]
@@ -123,6 +122,50 @@ def describe_limit(name: str, value: float) -> str:
             return f"{value:.0f}"
         case _:
             return f"{value:g} s"
+
+
+MAX_FILENAME_BYTES = 255
+"""The longest name that Linux file systems take, in bytes of UTF-8."""
+
+_EXCERPT = 80  # characters of a wrong name, in its error
+# RFC 8187, section 3.2.1. Python's codecs are not asked: they keep each unknown name for ever.
+_EXTENDED = re.compile(r"([^']*)'[0-9A-Za-z-]*'((?:[!#$&+.^_`|~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*)")
+_CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "iso-8859-1"}
+
+
+def get_base_name(name: str) -> str:
+    r"""Return the last component of `name`; both `/` and `\` separate components.
+
+    Raises ValueError for a component that cannot name a file: empty, `.`, `..`, with a NUL, over
+    255 bytes, or not encodable as UTF-8 (docs/api.md).
+    """
+    base = name.replace("\\", "/").rpartition("/")[2]
+    if base in ("", ".", ".."):
+        raise ValueError(f"{name[-_EXCERPT:]!r} has no file name at its end")
+    if "\0" in base:
+        raise ValueError("a file name cannot contain NUL")
+    try:
+        length = len(base.encode())
+    except UnicodeEncodeError:
+        raise ValueError("a file name must be UTF-8") from None
+    if length > MAX_FILENAME_BYTES:
+        raise ValueError(f"the file name has {length} bytes; the limit is {MAX_FILENAME_BYTES}")
+    return base
+
+
+def decode_extended_filename(value: str) -> str:
+    """Return the name in a parameter `filename*` (RFC 8187). Raises ValueError."""
+    parts = _EXTENDED.fullmatch(value)
+    charset = _CHARSETS.get(parts[1].lower()) if parts else None
+    try:
+        if parts and charset:
+            return unquote_to_bytes(parts[2]).decode(charset)
+    except UnicodeDecodeError:
+        pass
+    raise ValueError(
+        f"malformed filename* {value[:_EXCERPT]!r}; write UTF-8''NAME or ISO-8859-1''NAME, with"
+        " %XX for bytes other than letters and digits (RFC 8187)"
+    )
 
 
 MAX_SEED = 2**31 - 1
@@ -245,10 +288,8 @@ class EvaluationRequest:
     @property
     def truncated_command(self) -> str:
         """Beginning of the command, as the status document shows it."""
-        command = self.evaluator_cmd.encode()
-        return command[
-            : text.find_character_boundary(command, MAX_TRUNCATED_COMMAND_BYTES)
-        ].decode()
+        command = self.evaluator_cmd.encode()[:MAX_TRUNCATED_COMMAND_BYTES]
+        return command.decode("utf-8", "ignore")  # without a part of a character at the end
 
     def drop_start_only_fields(self) -> EvaluationRequest:
         """Return the request without the fields that only the evaluator's start needs."""

@@ -32,9 +32,9 @@ after a flush). A marker may also stand without a terminator before it at the st
 and right after a block; the parser puts an imagined terminator there, which it never delivers.
 
 Text leaves in pieces that end just before a terminator, so characters are cut only where a line is
-delivered in parts; `tawebeval.core.text` knows where that is harmless. A line that is too long for
-one event is cut at places that its bytes alone decide, counted from its beginning or from a flush.
-So the events, one by one, depend on stdout and on the places of flushes, and not on reads.
+delivered in parts; the parts decode to the same text as the whole. A line that is too long for one
+event is cut at places that its bytes alone decide, counted from its beginning or from a flush. So
+the events, one by one, depend on stdout and on the places of flushes, and not on reads.
 
 The evaluator chooses every byte, and the reactor waits for each call. So a call does a bounded
 amount of work, counted and not timed, and yields a bounded number of events: it parses in steps,
@@ -50,14 +50,14 @@ skipped, only a flag and the beginning of an end marker are needed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from codecs import utf_8_decode
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any
 
 import attrs
 import msgspec
 
-from tawebeval.core import text
 from tawebeval.core.events import (
     BLANK_LINE,
     LINE_TERMINATOR,
@@ -67,8 +67,8 @@ from tawebeval.core.events import (
     encode_file_event,
     encode_text_events,
 )
+from tawebeval.core.form import decode_extended_filename, get_base_name
 from tawebeval.core.results import MAX_RESULT_BYTES, MIN_RESULT_BYTES, TYPE_KEY_JSON, ResultSummary
-from tawebeval.core.text import decode_extended_filename, get_base_name
 from tawebeval.errors import format_size
 
 MAX_HEADER_BYTES = 1024
@@ -577,7 +577,7 @@ class SegiParser:
         if block and self._is_imagined:
             self._is_imagined = False
             block = block[1:]
-        for piece in text.split_long_lines(block, _PIECE):
+        for piece in split_long_lines(block, _PIECE):
             self._emit(encode_text_events(piece))
 
     def _measure_flushable(self) -> int:
@@ -593,7 +593,7 @@ class SegiParser:
             line = rest[1:]
             if any(begin.startswith(line) for begin in self._markers.begin_markers):
                 return 0
-        return text.measure_complete_characters(rest)
+        return measure_complete_characters(rest)
 
     # Blocks
 
@@ -620,7 +620,7 @@ class SegiParser:
             if end < 0:
                 if not self._value:
                     self._part_begin = self._offset + at
-                self._at = at + text.measure_complete_characters(data[at:])
+                self._at = at + measure_complete_characters(data[at:])
                 self._keep_part(data[at : self._at])
                 return False
             marker = self._take_line(data[at:end])
@@ -719,12 +719,44 @@ _STEPS = {
 }
 
 
+def find_character_boundary(data: bytes, at: int) -> int:
+    """Return the last place between two characters of `data` that is not after `at`.
+
+    The result is at most 3 less than `at`, also if `data` is not UTF-8.
+    """
+    for place in range(at, max(at - 4, -1), -1):
+        if place >= len(data) or data[place] & 0xC0 != 0x80:
+            return place
+    return at
+
+
+def measure_complete_characters(data: bytes) -> int:
+    """Return the size in bytes of `data` without an incomplete character at its end."""
+    # Only a character that begins in the last three bytes can be incomplete.
+    before = max(len(data) - 3, 0)
+    return before + utf_8_decode(data[before:], "replace", False)[1]
+
+
+def split_long_lines(block: bytes, max_line_bytes: int) -> Iterator[bytes]:
+    """Cut `block`, usually into one piece, so that no line of a piece is over `max_line_bytes`."""
+    start = line = 0  # beginnings of the next piece and of the next line
+    while len(block) - line > max_line_bytes:
+        end = block.rfind(b"\n", line, line + max_line_bytes + 1)
+        if end >= 0:
+            line = end + 1
+            continue
+        cut = find_character_boundary(block, line + max_line_bytes)
+        yield block[start:cut]
+        start = line = cut
+    yield block[start:]
+
+
 def _find_last_line(data: bytes, at: int, end: int) -> int:
     """Return where the last line in data[at:end] begins, or where a piece of it last ends."""
     place = max(data.rfind(LINE_TERMINATOR, at, end), at)
     line = place + 1 if data.startswith(LINE_TERMINATOR, place) else place
     while end - line > _PIECE:
-        place = line = text.find_character_boundary(data, line + _PIECE)
+        place = line = find_character_boundary(data, line + _PIECE)
     return place
 
 

@@ -28,7 +28,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.config import LimitSettings
-from tawebeval.core import text
 from tawebeval.core.evaluations import Checkout
 from tawebeval.core.events import compute_base64_size
 from tawebeval.core.segi import MAX_FILE_BYTES, FileReference, build_environment
@@ -41,7 +40,13 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout
-from tawebeval.evaluations.store import STDERR_TAIL_BYTES, EvaluationDetails, RunResult, RunRow
+from tawebeval.evaluations.store import (
+    STDERR_TAIL_BYTES,
+    EvaluationDetails,
+    RunResult,
+    RunRow,
+    take_tail,
+)
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.linux.tail import TailedProcess
@@ -276,7 +281,7 @@ class Run(ProcessProtocol):
         left = limit - self._stderr_bytes
         self._stderr_bytes += len(data)
         if left > 0:
-            self._stderr = text.take_tail(self._stderr + data[:left], STDERR_TAIL_BYTES)
+            self._stderr = take_tail(self._stderr + data[:left], STDERR_TAIL_BYTES)
         if len(data) > left:
             self.stop(
                 build_limit_failure(

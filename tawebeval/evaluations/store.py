@@ -44,7 +44,6 @@ from tawebeval.core.form import (
     unpack_request,
 )
 from tawebeval.core.results import ResultSummary
-from tawebeval.core.text import take_tail
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, EvaluationFailure, SetupProblem, StoreError
@@ -60,6 +59,19 @@ log = Logger()
 
 STDERR_TAIL_BYTES = 8 * 1024
 """Bytes of stderr that are kept, and bytes of UTF-8 that are shown (docs/evaluators.md)."""
+
+_CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character but its first
+
+
+def take_tail(data: bytes, max_bytes: int) -> bytes:
+    """Return the last bytes of `data`, at most `max_bytes`, beginning with a whole character.
+
+    If `data` is not UTF-8 the result may be up to 3 bytes shorter than `max_bytes`.
+    """
+    if len(data) <= max_bytes:
+        return data
+    kept = data[len(data) - max_bytes :]
+    return kept[:3].lstrip(_CONTINUING) + kept[3:]
 
 
 @attrs.frozen

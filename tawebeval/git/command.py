@@ -26,7 +26,6 @@ from twisted.internet.error import ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.core import text
 from tawebeval.core.hosts import SSH_COMMAND
 from tawebeval.deferreds import OneShotEvent, wait_despite_cancellation
 from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
@@ -249,7 +248,8 @@ class _CommandProtocol(ProcessProtocol):
                 self.refused = error
                 self.kill()
             return
-        limit = _STDOUT_KEPT if childFD == 1 else _STDERR_KEPT + self._margin
+        # With 3 bytes of a character that is cut at the beginning.
+        limit = _STDOUT_KEPT if childFD == 1 else _STDERR_KEPT + self._margin + 3
         self._size[childFD] += len(data)
         if self._size[2] > _STDERR_LIMIT and self.refused is None:
             self.refused = EvaluationFailure(
@@ -257,7 +257,7 @@ class _CommandProtocol(ProcessProtocol):
                 f"git and the git server printed over {format_size(_STDERR_LIMIT)} of messages",
             )
             self.kill()
-        self._printed[childFD] = text.take_tail(self._printed[childFD] + data, limit)
+        self._printed[childFD] = (self._printed[childFD] + data)[-limit:]
 
     def kill(self) -> None:
         """Kill git and its descendants."""
@@ -288,7 +288,7 @@ class _CommandProtocol(ProcessProtocol):
                 # The kept part may begin in the middle of a password.
                 stderr = stderr[self._margin :]
         clean = _USERINFO.sub("", stderr).strip()
-        return text.take_tail(clean.encode(), _STDERR_KEPT).decode()
+        return clean.encode()[-_STDERR_KEPT:].decode("utf-8", "ignore")
 
 
 @contextmanager

@@ -20,8 +20,11 @@ from tawebeval.core.segi import (
     SegiParser,
     add_tools_to_path,
     build_environment,
+    find_character_boundary,
     find_marker_variable,
     is_reserved_variable,
+    measure_complete_characters,
+    split_long_lines,
 )
 from tests.cases.reference_segi import check_reference
 from tests.cases.strategies import (
@@ -43,6 +46,7 @@ from tests.cases.strategies import (
     parse,
     stdouts,
     streams,
+    texts,
 )
 
 
@@ -632,3 +636,80 @@ class ToolsTests(SynchronousTestCase):
             environment = add_tools_to_path({**configured, "LANG": "C"}, "/tools")
             self.assertEqual(environment.pop("PATH"), f"{path}:/tools/bin")
             self.assertEqual(environment, {"LANG": "C", "EVALUATION_TOOLS": "/tools"})
+
+
+some_bytes = st.one_of(
+    texts,
+    st.binary(max_size=12),
+    st.text(max_size=12).map(str.encode),
+    st.lists(
+        st.sampled_from([b"\x80", b"\xf0\x9f", b"\xe2", "😀".encode(), b"a", b"\n"]), max_size=12
+    ).map(b"".join),
+)
+
+
+def decoded(data: bytes) -> str:
+    """Decode as the contract, section 4, has it."""
+    return data.decode("utf-8", "replace")
+
+
+class BoundaryTests(SynchronousTestCase):
+    @given(st.text(min_size=1), st.data())
+    def test_boundary_is_the_last_one_between_characters(
+        self, text: str, data: st.DataObject
+    ) -> None:
+        encoded = ("abc" + text).encode()
+        at = data.draw(st.integers(3, len(encoded)))
+        places = [len(("abc" + text)[:n].encode()) for n in range(len(text) + 4)]
+        assert find_character_boundary(encoded, at) == max(place for place in places if place <= at)
+
+    @given(some_bytes, st.data())
+    def test_cut_at_a_boundary_changes_nothing(self, some: bytes, data: st.DataObject) -> None:
+        at = data.draw(st.integers(0, len(some) + 3))
+        some = b"abc" + some
+        place = find_character_boundary(some, at + 3)
+        assert at <= place <= at + 3
+        assert decoded(some[:place]) + decoded(some[place:]) == decoded(some)
+
+
+class CompleteTests(SynchronousTestCase):
+    def test_only_a_character_that_may_yet_be_completed_waits(self) -> None:
+        for data, length in (
+            (b"", 0),
+            (b"a", 1),
+            (b"a\xc3", 1),
+            (b"a\xe2\x82", 1),
+            (b"\xf0\x9f\x98", 0),
+            ("a😀".encode(), 5),
+            (b"a\xff", 2),
+            (b"a\x80", 2),
+            (b"\xf0\x9f\x98\n", 4),
+        ):
+            self.assertEqual(measure_complete_characters(data), length, data)
+
+    @given(some_bytes, st.binary(max_size=4))
+    def test_cut_where_a_character_is_complete_changes_nothing(
+        self, some: bytes, rest: bytes
+    ) -> None:
+        length = measure_complete_characters(some)
+        assert len(some) - 3 <= length <= len(some)
+        assert decoded(some[:length]) + decoded(some[length:] + rest) == decoded(some + rest)
+
+
+class PiecesTests(SynchronousTestCase):
+    def test_block_whose_lines_are_short_is_one_piece_however_long_it_is(self) -> None:
+        block = b"abcd\n" * 100
+        self.assertEqual(list(split_long_lines(block, 5)), [block])
+        self.assertEqual(list(split_long_lines(b"", 5)), [b""])
+
+    def test_line_of_exactly_the_limit_is_not_cut(self) -> None:
+        self.assertEqual(list(split_long_lines(b"abcde\nabcde", 5)), [b"abcde\nabcde"])
+        self.assertEqual(list(split_long_lines(b"a\nabcdef\nb", 5)), [b"a\nabcde", b"f\nb"])
+
+    @given(some_bytes, st.integers(4, 9))
+    def test_pieces_are_the_block_within_the_limit(self, block: bytes, limit: int) -> None:
+        cut = list(split_long_lines(block, limit))
+        assert b"".join(cut) == block
+        assert "".join(map(decoded, cut)) == decoded(block)
+        for piece in cut:
+            assert max(map(len, piece.split(b"\n"))) <= limit
