@@ -35,6 +35,7 @@ from twisted.internet.interfaces import (
 )
 from twisted.logger import Logger
 from twisted.protocols.policies import ProtocolWrapper
+from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 from twisted.web.http_headers import Headers, InvalidHeaderName
@@ -313,7 +314,7 @@ class ApiChannel(HTTPChannel):
         Closing both halves with unread data would reset the connection. TLS has no halves: its
         transport passes the call on to that of TCP, which does not know what TLS has yet to write.
         """
-        is_tls = isinstance(self.transport, ProtocolWrapper)
+        is_tls = any(isinstance(each, TLSMemoryBIOProtocol) for each in self._list_transports())
         if is_tls or not IHalfCloseableDescriptor.providedBy(self.transport):
             self.loseConnection()
             return
@@ -523,10 +524,14 @@ class ApiChannel(HTTPChannel):
 
     def _set_read_size(self, size: int) -> None:
         """Set the maximum of bytes read in one turn of the reactor."""
-        transport: Any = self.transport
-        while isinstance(transport, ProtocolWrapper):  # TLS
-            transport = transport.transport
-        transport.bufferSize = size
+        self._list_transports()[-1].bufferSize = size
+
+    def _list_transports(self) -> list[Any]:
+        """Return the transport, and those below it: of the PROXY protocol, of TLS, of TCP."""
+        found: list[Any] = [self.transport]
+        while isinstance(found[-1], ProtocolWrapper):
+            found.append(found[-1].transport)
+        return found
 
     # What the client takes
 
