@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -249,6 +250,42 @@ def get_disk_bytes(status: os.stat_result) -> int:
     return status.st_blocks * 512
 
 
+class LimitExceeded(Exception):
+    """Work was cancelled since it has written too much."""
+
+
+async def run_until_over(
+    clock: Any,
+    threads: WorkerThreads,
+    work: Coroutine[Deferred[Any], Any, _T],
+    measure: Callable[[], int],
+    limit: int,
+) -> _T:
+    """Return the result of `work`; call `measure` in a thread again and again meanwhile.
+
+    Raises: LimitExceeded, when the cancelled work has ended, if that returned over `limit`.
+    """
+    working, is_over = Deferred.fromCoroutine(work), False
+
+    async def look() -> None:
+        nonlocal is_over
+        if await threads.run_in_thread(measure) > limit and not is_over:
+            is_over = True
+            working.cancel()
+
+    looking = LoopingCall(lambda: Deferred.fromCoroutine(look()))
+    looking.clock = clock
+    looking.start(_LOOK_SECONDS, now=False)
+    try:
+        return await working
+    except CancelledError:
+        if is_over:
+            raise LimitExceeded from None
+        raise
+    finally:
+        looking.stop()
+
+
 async def fetch_within_byte_budget(
     clock: Any,
     budget: FetchBudget,
@@ -270,29 +307,14 @@ async def fetch_within_byte_budget(
     """
     before, _ = await threads.run_in_thread(_measure, repository)
     limit = budget.remaining_bytes
-    failure, result, is_over = None, None, False
-    fetching = Deferred.fromCoroutine(fetch())
-
-    async def look() -> None:
-        nonlocal is_over
-        size, _ = await threads.run_in_thread(_measure, repository)
-        if size - before > limit and not is_over:
-            is_over = True
-            fetching.cancel()
-
-    looking = LoopingCall(lambda: Deferred.fromCoroutine(look()))
-    looking.clock = clock
-    looking.start(_LOOK_SECONDS, now=False)
+    failure, result = None, None
+    measure = partial(_measure_bytes, repository)
     try:
-        result = await fetching
+        result = await run_until_over(clock, threads, fetch(), measure, before + limit)
+    except LimitExceeded:
+        failure = budget.make_failure()
     except EvaluationFailure as error:
         failure = error
-    except CancelledError:
-        if not is_over:
-            raise
-        failure = budget.make_failure()
-    finally:
-        looking.stop()
     after, largest = await threads.run_in_thread(_measure, repository)
     # A file at the kernel's limit has made git fail.
     if after - before > limit or (largest >= limit and not is_complete()):
@@ -304,6 +326,10 @@ async def fetch_within_byte_budget(
         raise failure
     budget.spent_bytes += max(after - before, 0)
     return result
+
+
+def _measure_bytes(repository: Path) -> int:
+    return _measure(repository)[0]
 
 
 def _measure(repository: Path) -> tuple[int, int]:

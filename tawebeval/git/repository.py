@@ -49,10 +49,12 @@ from tawebeval.git.fetch_limits import (
     CommitInspectionParser,
     FetchBudget,
     FetchLimits,
+    LimitExceeded,
     build_commit_inspection_commands,
     fetch_within_byte_budget,
     get_disk_bytes,
     iterate_files,
+    run_until_over,
 )
 from tawebeval.git.lfs import (
     LfsClient,
@@ -305,8 +307,10 @@ class BareRepository:
     async def _inspect_checkout(self, commit: Commit) -> tuple[Sequence[LfsPointer], int]:
         """Return the pointers and the bytes of a checkout. Raises: EvaluationError.
 
-        An encoding makes a file at most four times as large, and line ends of Windows twice.
+        An encoding makes a file up to four times as large, and line ends of Windows twice: so the
+        checkout is measured while git writes it.
         """
+        limits = self._limits.tree_limits
         scratch = self.path / _LARGE / "checkout"
         tree, index = scratch / "tree", scratch / "index"
 
@@ -316,11 +320,19 @@ class BareRepository:
 
         try:
             await self._threads.run_in_thread(begin)
-            await self._read_tree(commit, tree, index)
+            await run_until_over(
+                self._limits.clock,
+                self._threads,
+                self._read_tree(commit, tree, index),
+                partial(_measure_tree, tree),
+                limits.max_bytes,
+            )
             pointers, size = await self._threads.run_in_thread(find_lfs_pointers, tree)
+        except LimitExceeded:
+            pointers, size = (), limits.max_bytes + 1
         finally:
             await self._threads.run_in_thread(remove_tree, scratch)
-        self._limits.tree_limits.check_tree(commit.file_count, size)
+        limits.check_tree(commit.file_count, size)
         return pointers, size
 
     async def _fetch_commit(
@@ -407,6 +419,16 @@ def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) 
     if inspection.commit is not None and result.status:
         raise _make_git_failure("git could not list the commit's files; see stderr", result)
     return inspection.commit
+
+
+def _measure_tree(tree: Path) -> int:
+    """Return the bytes of the files of a tree that git writes. Blocks."""
+    size = 0
+    for parent, _, names in os.walk(tree):
+        for name in names:
+            with suppress(OSError):  # of a file that disappears
+                size += os.lstat(os.path.join(parent, name)).st_size
+    return size
 
 
 def create_repository(path: Path) -> None:

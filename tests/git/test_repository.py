@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -12,7 +13,7 @@ from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
 from tawebeval.sandbox.bubblewrap import READ_ONLY_ACCESS, SandboxAccess
-from tests.cases.git import NOWHERE, OTHER, URL, CacheTestCase, Running, failed
+from tests.cases.git import NOWHERE, OTHER, URL, CacheTestCase, Command, Running, failed
 from tests.fakes.world import OID, TREE
 
 UNADVERTISED = failed("error: Server does not allow request for unadvertised object cc")
@@ -290,6 +291,30 @@ class LimitTests(CacheTestCase):
         marker = {"oid": OID, "tree_oid": TREE, "file_count": 4, "size": 1000}
         (self.path() / "commits" / OID).write_text(json.dumps(marker))
         self.assertIn("the commit has over 3 files", self.refuse().message)
+
+    def test_checkout_that_grows_over_the_limit_is_ended(self) -> None:
+        self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1000\t.gitattributes\0", "")
+        writing, others = Running(), self.git.script
+
+        def script(command: Command) -> GitResult | Awaitable[GitResult]:
+            if command.name != "read-tree":
+                return others(command)
+            directory = Path(command.arguments[0].partition("=")[2], "commits")
+            directory.mkdir()
+            (directory / "file").write_bytes(b"x" * 1001)
+            return writing.result()
+
+        self.git.script = script
+        requested = self.check_out()
+        self.assertEqual(writing.killed, 0)
+        self.clock.advance(0.25)
+        self.assertEqual(writing.killed, 1)
+        self.assertNoResult(requested)
+        writing.end(failed("", -9))
+        members = self.error(requested).extra_members
+        self.assertEqual(members, {"limit": "repositories.tree_bytes", "value": 1000})
+        self.assertEqual(list(self.root.glob("*/lfs/*")), [])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_file_in_git_lfs_fails_with_its_path(self) -> None:
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7\n"
