@@ -29,7 +29,7 @@ from twisted.python.failure import Failure
 
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.evaluations import SECRET_KEY_BYTES, Checkout, Commit, IdentifierIssuer
-from tawebeval.core.event_log import EventMemory
+from tawebeval.core.events import EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from tawebeval.core.event_log import EventRing
+from tawebeval.core.events import EventRing
 from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.daemon.tap import keep_freed_memory
 

@@ -20,7 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.floods import FILE, floods
-from tawebeval.core.event_log import EventLog, EventMemory
+from tawebeval.core.events import (
+    EventLog,
+    EventMemory,
+)
 from tawebeval.core.segi import Markers
 from tawebeval.daemon.tap import keep_freed_memory
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout

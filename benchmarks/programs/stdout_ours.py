@@ -13,7 +13,10 @@ from twisted.internet import reactor as installed
 from benchmarks.programs.stopwatch import Stopwatch, arguments
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.evaluations import Checkout, Commit
-from tawebeval.core.event_log import EventLog, EventMemory
+from tawebeval.core.events import (
+    EventLog,
+    EventMemory,
+)
 from tawebeval.core.form import EvaluationRequest, Repository, pack_request
 from tawebeval.core.segi import Markers
 from tawebeval.daemon.tap import keep_freed_memory

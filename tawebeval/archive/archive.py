@@ -35,8 +35,12 @@ from tawebeval.archive.files import (
     write_evaluation,
 )
 from tawebeval.config import MIB, ArchiveSettings
-from tawebeval.core.event_log import LOST_EVENT, EventRing
-from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.events import (
+    EMPTY_BATCH,
+    LOST_EVENT,
+    EventBatch,
+    EventRing,
+)
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size

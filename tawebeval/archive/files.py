@@ -32,8 +32,12 @@ import attrs
 import orjson
 import zstandard
 
-from tawebeval.core.event_log import LOST_EVENT, EventRing, StdoutChanged
-from tawebeval.core.events import EventBatch
+from tawebeval.core.events import (
+    LOST_EVENT,
+    EventBatch,
+    EventRing,
+    StdoutChanged,
+)
 from tawebeval.core.form import EvaluationRequest, SubmissionFile, unpack_request
 from tawebeval.linux.filetree import add_path_to_errors, open_regular_file
 from tawebeval.sandbox.workspace import Workspace

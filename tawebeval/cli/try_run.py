@@ -35,7 +35,10 @@ from tawebeval.cli.runtime import (
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import MAX_TREE_FILES, Configuration
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
-from tawebeval.core.event_log import EventMemory, make_page
+from tawebeval.core.events import (
+    EventMemory,
+    make_page,
+)
 from tawebeval.core.form import (
     EvaluationRequest,
     Repository,

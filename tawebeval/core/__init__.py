@@ -5,10 +5,10 @@ time, random bytes and callbacks as arguments. So tests can check every rule of 
 byte.
 
 - Standard output: `segi` gives an evaluator its markers, and turns its bytes into events.
-  `events` encodes each event, once, as a line of JSON, and frames lines as server-sent events or
-  WebSocket messages. `results` sums up those that are results.
-- From the evaluator to clients: `event_log.EventLog` has the encoded lines, in rings in front of
-  the file of stdout, and makes pages of them. `event_log.EventMemory` bounds the memory of all.
+  `results` sums up those that are results.
+- From the evaluator to clients: `events` encodes each event, once, as a line of JSON. An `EventLog`
+  has the lines, in rings in front of the file of stdout, and makes pages of them; `EventMemory`
+  bounds the memory of all. Lines are framed as server-sent events or WebSocket messages.
 - Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs and the client's
   address behind proxies. `tokens` finds the caller, and signs links that read one evaluation.
   `shares` counts what callers use together, and their parts, and tells refused ones when to return.

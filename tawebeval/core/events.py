@@ -1,4 +1,4 @@
-r"""Encoding of events as JSON Lines, done once per event.
+r"""Events of one evaluation: encode them once, number them, keep them in memory, make pages.
 
 An event is `{"type": "text"|"data", "payload": ...}`. From here on an event is bytes: a batch
 has lines, each a complete JSON object that ends with `\n`. JSON escapes every other `\n`. So a
@@ -13,17 +13,48 @@ text that ends one event, writes the terminator's own event and begins the next 
 A `StreamFraming` frames a batch as a whole, without parsing its events. JSON Lines are sent as they
 are. Server-sent events (HTML standard, section 9.2) get a field name before each event and the
 cursor after it. WebSocket messages (RFC 6455, section 5.2) get a header with their length.
+
+Events are numbered from 0. A *cursor* is a place between two events: cursor n lies before event n.
+The log holds the events from `begin_cursor` to `end_cursor`; an acknowledgement discards those
+before it, and nothing else discards an event.
+
+A *ring* (`EventRing`) holds consecutive events as batches of JSON Lines, with their times. A batch
+is neither much smaller nor larger than 16 KiB, unless it is one event: so there are few objects,
+and the place of a cursor inside a batch is found quickly. A mark for each change of the time has
+the time and the cursor of its first event, so times cost little where events are printed quickly.
+
+A *segment* is a number of consecutive events, and their source: a checkpoint of the parser and the
+place in stdout from which the parser went on there. `EventMemory` bounds the bytes of all logs
+together. It evicts segments of the caller that has most. An evicted segment's events are parsed
+again from the same bytes of stdout (`evaluations.eventlog`). They are the same events, one by one:
+the parser depends on its bytes and on the places of flushes (`tawebeval.core.segi`). These places
+and the times of the events are kept as marks beside stdout.
+
+A segment has a checksum of its bytes of stdout: where the disk has damaged them, a reader gets an
+error in place of other events.
+
+A cursor in the API is a string of decimal digits, or `ALL_RECEIVED_CURSOR`, or null. As a page's
+beginning, `null` is the beginning of all events; as a page's end, the end of all. The dummy end,
+`ALL_RECEIVED_CURSOR`, stands between the last event and the end of all: a client that asks after it
+has received every event, so from then on no event needs to be kept.
 """
 
 from __future__ import annotations
 
 import re
+from array import array
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import orjson
+
+from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tawebeval.errors import DiscardedCursor, InvalidCursor
 
 ALL_RECEIVED_CURSOR = "end"
 """The dummy end: the cursor of a client that has received every event."""
@@ -215,3 +246,518 @@ EVENT_STREAM = StreamFraming(
 
 WEBSOCKET_MESSAGES = StreamFraming(b"", encode_websocket_messages, b"", b"")
 """Messages of a WebSocket; its connection sends the end and the heartbeat (a ping)."""
+
+
+BYTES_PER_TIMESTAMP = 16
+"""Bytes of memory that a mark takes."""
+
+
+class EventTimes:
+    """Times of the events of one ring."""
+
+    __slots__ = ("_cursors", "_times")
+
+    def __init__(self) -> None:
+        self._cursors = array("Q")
+        self._times = array("q")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that all marks take, except the last: an empty ring has one, too."""
+        return BYTES_PER_TIMESTAMP * max(0, len(self._cursors) - 1)
+
+    def record_time(self, cursor: int, time: int) -> None:
+        """Add the time of the events after `cursor`, the newest."""
+        if not self._times or self._times[-1] != time:
+            self._cursors.append(cursor)
+            self._times.append(time)
+
+    def discard_times_before(self, cursor: int) -> None:
+        """Forget the times of the events before `cursor`."""
+        mark = self._find_mark(cursor)
+        del self._cursors[:mark]
+        del self._times[:mark]
+
+    def add_times_to_lines(
+        self, begin_cursor: int, batch: EventBatch, format_time: Callable[[float], str]
+    ) -> bytes:
+        r"""Return the lines of a batch that begins at `begin_cursor`, each with its `time`.
+
+        `format_time` gets seconds. Only the end of a line has `}` before `\n`.
+        """
+        lines, at = batch.lines, 0
+        first, end = begin_cursor, begin_cursor + batch.count
+        mark = self._find_mark(first)
+        parts = []
+        while first < end:
+            is_last = mark + 1 == len(self._cursors) or self._cursors[mark + 1] >= end
+            start = at
+            if is_last:
+                at, first = len(lines), end
+            else:
+                for _ in range(self._cursors[mark + 1] - first):
+                    at = lines.index(b"\n", at) + 1
+                first = self._cursors[mark + 1]
+            time = format_time(self._times[mark] / 1000).encode()
+            parts.append(lines[start:at].replace(b"}\n", b',"time":"%b"}\n' % time))
+            mark += 1
+        return b"".join(parts)
+
+    def _find_mark(self, cursor: int) -> int:
+        """Return the index of the mark of the event after `cursor`; 0 if there are no events."""
+        return max(0, bisect_right(self._cursors, cursor) - 1)
+
+
+MAX_BATCH_BYTES = 16 * 1024  # bytes of a batch of several events: some 20 µs to walk over
+_TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as many times
+
+
+@attrs.define
+class EventRing:
+    """Events from `begin_cursor` to `end_cursor`; `line_bytes` is the size of their JSON Lines."""
+
+    begin_cursor: int = 0
+    end_cursor: int = 0
+    line_bytes: int = 0
+    # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
+    batches: list[EventBatch] = attrs.field(factory=list)
+    _times: EventTimes = attrs.field(factory=EventTimes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that the events take with their times."""
+        return self.line_bytes + self._times.memory_bytes
+
+    def append_batch(self, batch: EventBatch, time_ms: int) -> None:
+        """Append a batch of this time, in milliseconds since the epoch."""
+        if not batch.count:
+            return
+        self._times.record_time(self.end_cursor, time_ms)
+        self.end_cursor += batch.count
+        self.line_bytes += len(batch.lines)
+        if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= MAX_BATCH_BYTES:
+            self.batches[-1] += batch
+        else:
+            self.batches += _cut_batch(batch)
+
+    def read_events(
+        self,
+        after_cursor: int,
+        max_bytes: int,
+        format_time: Callable[[float], str] | None = None,
+    ) -> EventBatch:
+        """Return the events after a cursor, `begin_cursor <= after_cursor <= end_cursor`.
+
+        The result has at most `max_bytes`, but at least one event if there is one. With
+        `format_time`, which gets seconds since the epoch, each event has its `time`, which
+        `max_bytes` does not count; then the result may end before `max_bytes`.
+        """
+        assert self.begin_cursor <= after_cursor <= self.end_cursor
+        if format_time is not None:
+            batch = self.read_events(after_cursor, min(max_bytes, _TIMED))
+            lines = self._times.add_times_to_lines(after_cursor, batch, format_time)
+            return EventBatch(batch.count, lines)
+        if after_cursor == self.end_cursor:
+            return EMPTY_BATCH
+        taken: list[bytes] = []
+        count, skipped = 0, after_cursor - self.begin_cursor
+        for batch in self.batches:
+            if skipped >= batch.count:
+                skipped -= batch.count
+                continue
+            lines = batch.lines[measure_first_events(batch, skipped) :]
+            if len(lines) > max_bytes:
+                end = lines.rfind(b"\n", 0, max_bytes) + 1
+                if not end and not taken:
+                    end = lines.index(b"\n") + 1
+                taken.append(lines[:end])
+                count += lines.count(b"\n", 0, end)
+                break
+            taken.append(lines)
+            count += batch.count - skipped
+            max_bytes -= len(lines)
+            skipped = 0
+        return EventBatch(count, b"".join(taken))
+
+    def acknowledge(self, before_cursor: int) -> None:
+        """Discard the events before `before_cursor`; an older cursor changes nothing."""
+        assert before_cursor <= self.end_cursor
+        while self.begin_cursor < before_cursor:
+            first = self.batches.pop(0)
+            count = min(before_cursor - self.begin_cursor, first.count)
+            discarded, rest = split_batch(first, count)
+            self.begin_cursor += discarded.count
+            self.line_bytes -= len(discarded.lines)
+            if rest.count:
+                self.batches.insert(0, rest)
+        self._times.discard_times_before(self.begin_cursor)
+
+
+def _cut_batch(batch: EventBatch) -> Iterator[EventBatch]:
+    """Yield a batch in parts of at most `MAX_BATCH_BYTES`, or of one event."""
+    lines, at = batch.lines, 0
+    while at < len(lines):
+        end = lines.rfind(b"\n", at, at + MAX_BATCH_BYTES) + 1 or lines.index(b"\n", at) + 1
+        yield EventBatch(lines.count(b"\n", at, end), lines[at:end])
+        at = end
+
+
+MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024
+"""Bytes of events from which a segment may end: with very many logs, and with few."""
+
+LOST_EVENT = encode_error_event(
+    "lost",
+    "the events that follow are lost: the stored output of the evaluation is damaged; the daemon's"
+    " log has the reason",
+)
+"""Event in place of those that cannot be read or parsed again; no event follows it."""
+
+
+class EventsEvicted(Exception):
+    """The events after a cursor have left memory; `segment` is to be parsed again."""
+
+    def __init__(self, segment: EventSegment) -> None:
+        super().__init__(segment)
+        self.segment = segment
+
+
+class StdoutChanged(Exception):
+    """Stdout is not what it was when the segment was parsed first."""
+
+
+@attrs.frozen
+class Mark:
+    """Note on the events before `end_cursor`, after those of the mark before.
+
+    `time_ms` is the events' time in milliseconds since the
+    epoch. `flushed_at` is the number of bytes of stdout after which a flush delivered a partial
+    line, None if no flush did. `is_last` says that the end of stdout brought the events.
+    """
+
+    end_cursor: int
+    time_ms: int
+    flushed_at: int | None = None
+    is_last: bool = False
+
+
+@attrs.frozen
+class SegmentSource:
+    """Source of a segment that has ended.
+
+    - `stdout_begin`, `stdout_end`: the bytes of stdout from the checkpoint to the last read.
+    - `checkpoint`: the state of the parser at `stdout_begin`; b"" at the start of stdout.
+    - `checksum`: CRC-32 of these bytes.
+    - `first_mark`, `end_mark`: the marks of the segment, counted from the first mark of the log.
+    - `first_file`: the number of files that stdout named before the segment.
+    - `is_last`: whether stdout ends there.
+    """
+
+    stdout_begin: int
+    stdout_end: int
+    checkpoint: bytes
+    checksum: int
+    first_mark: int
+    end_mark: int
+    first_file: int
+    is_last: bool = False
+
+
+@attrs.define(eq=False)
+class EventSegment:
+    """Consecutive events; `source` is None for the newest ones, `ring` for evicted ones."""
+
+    begin_cursor: int
+    end_cursor: int
+    ring: EventRing | None
+    source: SegmentSource | None = None
+    caller: str = ANONYMOUS_CALLER
+
+
+class EventMemory:
+    """Bound of the bytes of events in the memory of all logs.
+
+    Beyond it the caller that has most loses the segments that were read or written least recently.
+    The newest segment of each log stays in memory, and so does an error event behind it:
+    `fixed_share` counts both, and no evaluation is accepted or started beyond it. The more logs
+    there are, the smaller a segment may end (`min_segment_bytes`).
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.share = Share(SharedResource.EVENT_MEMORY, max_bytes)
+        self.fixed_share = Share(
+            SharedResource.FIXED_EVENT_MEMORY,
+            max_bytes,
+            max_bytes // 2,
+            "the newest events of your evaluations use up your part of the memory (buffers.total);"
+            " read them, or discard those of finished evaluations by"
+            " GET /evaluation/ID/events?after=end",
+            "the newest events of all evaluations use up the memory (buffers.total); try again"
+            " later",
+        )
+        self._newest: dict[EventSegment, int] = {}
+        # By caller; the next to evict is first.
+        self._ended: dict[str, OrderedDict[EventSegment, int]] = {}
+
+    @property
+    def min_segment_bytes(self) -> int:
+        """Bytes of events from which a segment may end.
+
+        A segment ends with a call of the parser, so it may have a few MiB more.
+        """
+        share = self.share.total // (4 * max(1, len(self._newest)))
+        return min(max(share, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
+
+    def note_use(self, segment: EventSegment) -> None:
+        """Count a segment's bytes, as the last one to evict; evict others beyond the bound."""
+        assert segment.ring is not None, "it is in memory"
+        size = segment.ring.memory_bytes
+        # First, lest the caller seems to have room meanwhile.
+        self.share.take(size, segment.caller)
+        if segment.source is None:
+            self.fixed_share.take(size, segment.caller)
+        self.release(segment)
+        if segment.source is None:
+            self._newest[segment] = size
+        else:
+            self._ended.setdefault(segment.caller, OrderedDict())[segment] = size
+        while self.share.used > self.share.total:
+            evicted = self._find_segment_to_evict(segment)
+            if evicted is None:
+                break
+            evicted.ring = None
+            self.release(evicted)
+
+    def _find_segment_to_evict(self, kept: EventSegment) -> EventSegment | None:
+        """Return a segment of the caller that has most, but not the one in use."""
+        callers = (name for name, ended in self._ended.items() if len(ended) > (kept in ended))
+        caller = max(callers, key=self.share.used_by_caller.__getitem__, default=None)
+        if caller is None:
+            return None
+        return next(segment for segment in self._ended[caller] if segment is not kept)
+
+    def release(self, segment: EventSegment) -> None:
+        """Count a segment no longer: it has left its log, or memory."""
+        size, ended = self._newest.pop(segment, 0), self._ended.get(segment.caller)
+        self.fixed_share.give_back(size, segment.caller)
+        if ended is not None:
+            size += ended.pop(segment, 0)
+            if not ended:
+                del self._ended[segment.caller]
+        self.share.give_back(size, segment.caller)
+
+
+@attrs.define(eq=False)
+class EventLog:
+    """Events of an evaluation of `caller`, from `begin_cursor` to `end_cursor`.
+
+    `has_ended` says that no event follows. `discarded_stdout_bytes` is the number of bytes at the
+    beginning of stdout that no segment needs any more, `discarded_files` that of the first files
+    that stdout named.
+    """
+
+    _memory: EventMemory
+    begin_cursor: int = 0
+    end_cursor: int = 0
+    has_ended: bool = False
+    discarded_stdout_bytes: int = 0
+    discarded_files: int = 0
+    caller: str = attrs.field(default=ANONYMOUS_CALLER, kw_only=True)
+    _segments: list[EventSegment] = attrs.field(factory=list)
+
+    def append_batch(self, batch: EventBatch, time_ms: int) -> None:
+        """Append a batch to the newest segment. The log must not be closed."""
+        assert not self.has_ended, "a closed log takes no events"
+        if not batch.count:
+            return
+        if not self._segments or self._segments[-1].source is not None:
+            ring = EventRing(self.end_cursor, self.end_cursor)
+            newest = EventSegment(self.end_cursor, self.end_cursor, ring, caller=self.caller)
+            self._segments.append(newest)
+        segment = self._segments[-1]
+        assert segment.ring is not None, "the newest segment stays in memory"
+        segment.ring.append_batch(batch, time_ms)
+        segment.end_cursor = self.end_cursor = self.end_cursor + batch.count
+        self._memory.note_use(segment)
+
+    @property
+    def segments(self) -> Sequence[EventSegment]:
+        """The segments with the events of the log."""
+        return self._segments
+
+    @property
+    def can_end_segment(self) -> bool:
+        """Whether the newest segment is large enough to end."""
+        ring = self._segments[-1].ring if self._segments else None
+        return (
+            ring is not None
+            and self._segments[-1].source is None
+            and ring.memory_bytes >= self._memory.min_segment_bytes
+        )
+
+    def end_segment(self, source: SegmentSource) -> None:
+        """End the newest segment, whose events come from `source`."""
+        segment = self._segments[-1]
+        segment.source = source
+        self._memory.note_use(segment)
+
+    def restore_segment(self, begin_cursor: int, end_cursor: int, source: SegmentSource) -> None:
+        """Append an evicted segment, which an earlier process of the daemon has ended."""
+        if not self._segments:
+            self.begin_cursor = begin_cursor
+        self._segments.append(EventSegment(begin_cursor, end_cursor, None, source, self.caller))
+        self.end_cursor = end_cursor
+
+    def mark_end(self) -> None:
+        """Mark the end of events."""
+        self.has_ended = True
+
+    def load_segment(self, segment: EventSegment, ring: EventRing) -> None:
+        """Put an evicted segment's events, which were parsed again, back into memory."""
+        if segment.end_cursor > self.begin_cursor and segment.ring is None:
+            ring.acknowledge(max(self.begin_cursor, segment.begin_cursor))
+            segment.ring = ring
+            self._memory.note_use(segment)
+
+    def read_events(
+        self,
+        after_cursor: int,
+        max_bytes: int,
+        format_time: Callable[[float], str] | None = None,
+    ) -> EventBatch:
+        """Return events after a cursor, as `EventRing.read_events`.
+
+        The result may end where a segment does. Raises: EventsEvicted.
+        """
+        assert self.begin_cursor <= after_cursor <= self.end_cursor
+        if after_cursor == self.end_cursor:
+            return EMPTY_BATCH
+        begins_at = bisect_right(self._segments, after_cursor, key=lambda each: each.begin_cursor)
+        segment = self._segments[begins_at - 1]
+        if segment.ring is None:
+            raise EventsEvicted(segment)
+        self._memory.note_use(segment)
+        return segment.ring.read_events(after_cursor, max_bytes, format_time)
+
+    def acknowledge(self, before_cursor: int) -> None:
+        """Discard the events before `before_cursor`; an older cursor changes nothing."""
+        assert before_cursor <= self.end_cursor
+        if before_cursor <= self.begin_cursor:
+            return
+        self.begin_cursor = before_cursor
+        while self._segments and self._segments[0].end_cursor <= before_cursor:
+            segment = self._segments[0]
+            if segment.source is None:
+                break  # it goes on
+            # Not its end: the next segment may begin before that.
+            self._discard_source(segment.source)
+            self._memory.release(self._segments.pop(0))
+        if self._segments:
+            first = self._segments[0]
+            if first.source is not None:
+                self._discard_source(first.source)
+            if first.ring is not None and first.begin_cursor < before_cursor:
+                first.ring.acknowledge(before_cursor)
+                self._memory.note_use(first)
+
+    def _discard_source(self, before: SegmentSource) -> None:
+        self.discarded_stdout_bytes, self.discarded_files = before.stdout_begin, before.first_file
+
+    def discard(self) -> None:
+        """Discard all events: nobody reads the log any more."""
+        for segment in self._segments:
+            self._memory.release(segment)
+        self._segments.clear()
+        self.begin_cursor = self.end_cursor
+
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+@attrs.frozen
+class EventPage:
+    """Consecutive events, and the cursors before and after them.
+
+    `is_last_page` says that no later page has events.
+    """
+
+    begin_cursor: str | None
+    end_cursor: str | None
+    events: EventBatch
+
+    @property
+    def is_last_page(self) -> bool:
+        """Whether no new event can follow."""
+        return self.end_cursor in (ALL_RECEIVED_CURSOR, None)
+
+    @property
+    def has_events_or_is_last(self) -> bool:
+        """Whether the page has events or is the last one."""
+        return bool(self.events.count) or self.is_last_page
+
+    def encode_json(self) -> bytes:
+        """Return the page as JSON."""
+        head = b'{"begin":%s,"end":%s,"data":[' % (
+            _encode_cursor(self.begin_cursor),
+            _encode_cursor(self.end_cursor),
+        )
+        # A view, which saves a copy of the page.
+        events = memoryview(self.events.lines.replace(b"\n", b","))[:-1]
+        return b"".join((head, events, b"]}"))
+
+
+def _encode_cursor(cursor: str | None) -> bytes:
+    return b"null" if cursor is None else b'"%s"' % cursor.encode()
+
+
+def make_empty_last_page() -> EventPage:
+    """Return the answer to the dummy end: an empty page with no next page."""
+    return EventPage(ALL_RECEIVED_CURSOR, None, EventBatch(0, b""))
+
+
+def parse_cursor(text: str | None) -> str | None:
+    """Return the cursor of a query, None for an empty or absent one. Raises InvalidCursor."""
+    if not text:
+        return None
+    if text != ALL_RECEIVED_CURSOR and not _NUMBER.fullmatch(text):
+        raise InvalidCursor(
+            f"after: {text[:80]!r} is not a cursor of this server; send the `end` of the last page"
+        )
+    return text
+
+
+def resolve_cursor(
+    log: EventLog | EventRing,
+    after_cursor: str | None,
+    skip_count: int = 0,
+    *,
+    may_be_ahead: bool = False,
+) -> int:
+    """Return the sequence number `skip_count` events after a cursor.
+
+    The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
+    InvalidCursor if the result is beyond the newest event, unless a client may have received events
+    that the log does not have.
+    """
+    begin = (
+        0
+        if after_cursor is None
+        else log.end_cursor + 1
+        if after_cursor == ALL_RECEIVED_CURSOR
+        else int(after_cursor)
+    )
+    begin += skip_count
+    if begin > log.end_cursor and not may_be_ahead:
+        skipped = f" with skip: {skip_count}" if skip_count else ""
+        raise InvalidCursor(
+            f"after: {after_cursor or ''!r}{skipped} is after the newest event, {log.end_cursor}"
+        )
+    if begin < log.begin_cursor:
+        raise DiscardedCursor(str(log.begin_cursor))
+    return begin
+
+
+def make_page(log: EventLog, after_cursor: str | None, events: EventBatch) -> EventPage:
+    """Return the page with these events, which `log` has after a cursor that can be resolved."""
+    end = (0 if after_cursor is None else int(after_cursor)) + events.count
+    is_last = log.has_ended and end == log.end_cursor
+    return EventPage(after_cursor, ALL_RECEIVED_CURSOR if is_last else str(end), events)

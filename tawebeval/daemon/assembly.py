@@ -33,7 +33,7 @@ from tawebeval import __version__
 from tawebeval.archive.archive import READER_THREADS, EvaluationArchive
 from tawebeval.config import MAX_SUBMODULES, MAX_TREE_FILES, Configuration, HttpSettings
 from tawebeval.core.evaluations import IdentifierIssuer
-from tawebeval.core.event_log import EventMemory
+from tawebeval.core.events import EventMemory
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.tokens import LinkSigner
 from tawebeval.daemon.logging import LineWriter, LogWriter

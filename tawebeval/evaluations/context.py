@@ -12,7 +12,7 @@ import attrs
 from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
 from tawebeval.core.evaluations import Checkout, EvaluationCounters
-from tawebeval.core.event_log import EventMemory
+from tawebeval.core.events import EventMemory
 from tawebeval.core.form import Repository
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (

@@ -5,7 +5,7 @@ An evaluation's directory has these files:
 - `stdout`: what the evaluator has printed; the starter writes it.
   Acknowledged parts are punched out of it (fallocate(2)).
 - `marks`: records of 24 bytes: the cursor after some events, their time, and where a partial line
-  was flushed (`core.event_log.Mark`). A mark is written before its events are delivered.
+  was flushed (`core.events.Mark`). A mark is written before its events are delivered.
 - `segments`: for each segment that has ended its source, the state of the parser there, and the
   results so far, as msgpack with a checksum.
 - `files`: the files that stdout named, as they were when they were read, or why they were refused.
@@ -38,8 +38,11 @@ import msgspec
 from twisted.internet.defer import succeed
 from twisted.logger import Logger
 
-from tawebeval.core.event_log import (
+from tawebeval.core.events import (
+    ALL_RECEIVED_CURSOR,
+    EMPTY_BATCH,
     LOST_EVENT,
+    EventBatch,
     EventLog,
     EventMemory,
     EventPage,
@@ -49,14 +52,9 @@ from tawebeval.core.event_log import (
     Mark,
     SegmentSource,
     StdoutChanged,
+    compute_base64_size,
     make_page,
     resolve_cursor,
-)
-from tawebeval.core.events import (
-    ALL_RECEIVED_CURSOR,
-    EMPTY_BATCH,
-    EventBatch,
-    compute_base64_size,
     split_batch,
 )
 from tawebeval.core.results import ResultSummary
@@ -614,7 +612,7 @@ class EvaluationEvents:
     def resolve_cursor(self, after_cursor: str | None, skip_count: int = 0) -> int:
         """Return the number `skip_count` events after a cursor of a client, None or "" without one.
 
-        Raises: as `core.event_log.resolve_cursor`; ServerBusy.
+        Raises: as `core.events.resolve_cursor`; ServerBusy.
         """
         may_be_ahead = self.has_lost_events or (self.is_behind and not self.log.has_ended)
         if may_be_ahead and after_cursor == ALL_RECEIVED_CURSOR and not self.log.has_ended:

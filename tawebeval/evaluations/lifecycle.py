@@ -31,8 +31,10 @@ from tawebeval.core.evaluations import (
     IdentifierIssuer,
     check_transition,
 )
-from tawebeval.core.event_log import EventLog
-from tawebeval.core.events import encode_error_event
+from tawebeval.core.events import (
+    EventLog,
+    encode_error_event,
+)
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, EvaluationNotFound, StoreError, format_size

@@ -32,8 +32,10 @@ from tawebeval.core.evaluations import (
     make_invalid_cursor_error,
     parse_list_cursor,
 )
-from tawebeval.core.event_log import (
+from tawebeval.core.events import (
+    ALL_RECEIVED_CURSOR,
     LOST_EVENT,
+    EventBatch,
     EventPage,
     EventRing,
     EventSegment,
@@ -42,7 +44,6 @@ from tawebeval.core.event_log import (
     parse_cursor,
     resolve_cursor,
 )
-from tawebeval.core.events import ALL_RECEIVED_CURSOR, EventBatch
 from tawebeval.core.form import (
     LABEL_FIELD_PATTERN,
     LIMIT_UNITS,

@@ -24,8 +24,13 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
-from tawebeval.core.event_log import LOST_EVENT, EventRing, StdoutChanged
-from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.events import (
+    EMPTY_BATCH,
+    LOST_EVENT,
+    EventBatch,
+    EventRing,
+    StdoutChanged,
+)
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
 from tawebeval.deferreds import FairQueue, run_in_background

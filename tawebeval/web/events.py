@@ -10,8 +10,12 @@ import attrs
 from twisted.web.http import NO_CONTENT
 from twisted.web.http_headers import Headers
 
-from tawebeval.core.event_log import EventPage, EventsEvicted
-from tawebeval.core.events import EVENT_STREAM, JSON_LINES
+from tawebeval.core.events import (
+    EVENT_STREAM,
+    JSON_LINES,
+    EventPage,
+    EventsEvicted,
+)
 from tawebeval.errors import (
     EvaluationExpired,
     HTTPVersionNotSupported,

@@ -32,8 +32,11 @@ from tawebeval.archive.archive import (
 )
 from tawebeval.archive.files import extract_submission
 from tawebeval.config import ArchiveSettings
-from tawebeval.core.event_log import LOST_EVENT, EventRing
-from tawebeval.core.events import encode_data_event
+from tawebeval.core.events import (
+    LOST_EVENT,
+    EventRing,
+    encode_data_event,
+)
 from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name

@@ -20,8 +20,13 @@ from tawebeval.archive.files import (
     read_events,
     write_evaluation,
 )
-from tawebeval.core.event_log import LOST_EVENT, EventRing, StdoutChanged
-from tawebeval.core.events import EventBatch, encode_data_event
+from tawebeval.core.events import (
+    LOST_EVENT,
+    EventBatch,
+    EventRing,
+    StdoutChanged,
+    encode_data_event,
+)
 
 HEADER = {"archive": 1, "evaluation_id": "one", "caller": "alice"}
 END = {"status": {"state": "finished"}}

@@ -16,7 +16,7 @@ from tawebeval.cli.runtime import CommandContext, InterruptHandler, ServerAccess
 from tawebeval.client import Client
 from tawebeval.client.http import HttpRequest
 from tawebeval.client.operations import Pause, RequestResult
-from tawebeval.core.event_log import EventPage
+from tawebeval.core.events import EventPage
 from tawebeval.errors import RequestError
 from tawebeval.evaluations.reading import EventRequests
 from tests.cases.client import ClientTestCase, Line

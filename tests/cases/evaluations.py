@@ -12,8 +12,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState, IdentifierIssuer
-from tawebeval.core.event_log import EventLog, EventPage, EventsEvicted
-from tawebeval.core.events import EMPTY_BATCH, EventBatch
+from tawebeval.core.events import (
+    EMPTY_BATCH,
+    EventBatch,
+    EventLog,
+    EventPage,
+    EventsEvicted,
+)
 from tawebeval.core.form import pack_request
 from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.eventlog import RecordedStdout

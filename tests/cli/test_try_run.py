@@ -26,8 +26,8 @@ from tawebeval.cli.try_run import (
 from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
 from tawebeval.config import Configuration, EventBufferSettings
-from tawebeval.core import event_log
-from tawebeval.core.event_log import EventsEvicted
+from tawebeval.core import events as core_events
+from tawebeval.core.events import EventsEvicted
 from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, InvalidField
@@ -207,8 +207,8 @@ class PagesTests(SynchronousTestCase):
         self.check_whole()
 
     def test_events_that_have_left_memory_are_read_again(self) -> None:
-        self.patch(event_log, "MIN_SEGMENT_BYTES", 500)
-        self.patch(event_log, "MAX_SEGMENT_BYTES", 500)
+        self.patch(core_events, "MIN_SEGMENT_BYTES", 500)
+        self.patch(core_events, "MAX_SEGMENT_BYTES", 500)
         self.print()
         self.world.child.end(3)
         self.world.turn()

@@ -1,4 +1,4 @@
-"""`core.event_log`: rings, their times, segments that are parsed again, cursors and pages."""
+"""`core.events`: rings, their times, segments that are parsed again, cursors and pages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core import event_log
-from tawebeval.core.event_log import (
+from tawebeval.core import events as core_events
+from tawebeval.core.events import (
+    ALL_RECEIVED_CURSOR,
     BYTES_PER_TIMESTAMP,
+    EMPTY_BATCH,
+    EventBatch,
     EventLog,
     EventMemory,
     EventPage,
@@ -20,17 +23,12 @@ from tawebeval.core.event_log import (
     EventsEvicted,
     EventTimes,
     SegmentSource,
+    encode_data_event,
+    encode_text_events,
     make_empty_last_page,
     make_page,
     parse_cursor,
     resolve_cursor,
-)
-from tawebeval.core.events import (
-    ALL_RECEIVED_CURSOR,
-    EMPTY_BATCH,
-    EventBatch,
-    encode_data_event,
-    encode_text_events,
 )
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 
@@ -242,7 +240,7 @@ def ended(log: EventLog, *values: int) -> None:
 
 class LogTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
+        self.patch(core_events, "MIN_SEGMENT_BYTES", 100)
         self.log = EventLog(EventMemory(PLENTY))
 
     def test_new_log_has_no_events(self) -> None:
@@ -271,7 +269,7 @@ class LogTests(SynchronousTestCase):
     def test_only_the_newest_segment_ends_and_only_once(self) -> None:
         self.log.append_batch(number(0), 0)
         self.assertFalse(EventLog(EventMemory(PLENTY)).can_end_segment)
-        self.patch(event_log, "MAX_SEGMENT_BYTES", 100)
+        self.patch(core_events, "MAX_SEGMENT_BYTES", 100)
         self.assertTrue(self.log.can_end_segment)
         self.log.end_segment(source_of(b""))
         self.assertFalse(self.log.can_end_segment)
@@ -351,13 +349,13 @@ class MemoryTests(SynchronousTestCase):
 
     def test_many_logs_have_smaller_segments(self) -> None:
         memory = EventMemory(4 * 2**20)
-        self.assertEqual(memory.min_segment_bytes, event_log.MAX_SEGMENT_BYTES)
+        self.assertEqual(memory.min_segment_bytes, core_events.MAX_SEGMENT_BYTES)
         for _ in range(8):
             EventLog(memory).append_batch(number(0), 0)
         self.assertEqual(memory.min_segment_bytes, 2**20 // 8)
         for _ in range(10_000):
             EventLog(memory).append_batch(number(0), 0)
-        self.assertEqual(memory.min_segment_bytes, event_log.MIN_SEGMENT_BYTES)
+        self.assertEqual(memory.min_segment_bytes, core_events.MIN_SEGMENT_BYTES)
 
     def test_loaded_segment_is_read_and_evicts_another(self) -> None:
         memory = EventMemory(150)

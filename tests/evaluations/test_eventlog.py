@@ -24,9 +24,19 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core import event_log, segi
-from tawebeval.core.event_log import LOST_EVENT, EventLog, EventMemory, EventsEvicted, StdoutChanged
-from tawebeval.core.events import ALL_RECEIVED_CURSOR, EMPTY_BATCH, EventBatch, encode_error_event
+from tawebeval.core import events as core_events
+from tawebeval.core import segi
+from tawebeval.core.events import (
+    ALL_RECEIVED_CURSOR,
+    EMPTY_BATCH,
+    LOST_EVENT,
+    EventBatch,
+    EventLog,
+    EventMemory,
+    EventsEvicted,
+    StdoutChanged,
+    encode_error_event,
+)
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations import eventlog
@@ -243,8 +253,8 @@ class SmallStepsTestCase(SynchronousTestCase):
         self.patch(eventlog, "_PUNCHED", 1)
         self.patch(eventlog, "_REMOVED", 2)
         self.patch(eventlog, "_MAX_STDOUT", 300)
-        self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
-        self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
+        self.patch(core_events, "MIN_SEGMENT_BYTES", 100)
+        self.patch(core_events, "MAX_SEGMENT_BYTES", 1000)
 
 
 class PropertyTests(SmallStepsTestCase):
@@ -257,7 +267,7 @@ class PropertyTests(SmallStepsTestCase):
 
 class ChangedStdoutTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.patch(event_log, "MAX_SEGMENT_BYTES", 1000)
+        self.patch(core_events, "MAX_SEGMENT_BYTES", 1000)
         self.directory = Path(self.mktemp())
         self.files, self.recorded = self.open()
         (self.directory / "stdout").write_bytes(b"line\n" * 100)
@@ -599,8 +609,8 @@ class ReadingTestCase(SynchronousTestCase):
     """Evaluations of 11 lines; only the last ones are in memory."""
 
     def setUp(self) -> None:
-        self.patch(event_log, "MIN_SEGMENT_BYTES", 100)
-        self.patch(event_log, "MAX_SEGMENT_BYTES", 100)
+        self.patch(core_events, "MIN_SEGMENT_BYTES", 100)
+        self.patch(core_events, "MAX_SEGMENT_BYTES", 100)
         self.patch(eventlog, "_PUNCHED", 1)
         self.threads = SlowThreads()
         self.memory = EventMemory(0)

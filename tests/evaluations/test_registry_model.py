@@ -26,14 +26,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
-from tawebeval.core import event_log
+from tawebeval.core import events as core_events
 from tawebeval.core.evaluations import Checkout, IdentifierIssuer
-from tawebeval.core.event_log import EventPage
 from tawebeval.core.events import (
     ALL_RECEIVED_CURSOR,
     EVENT_STREAM,
     JSON_LINES,
     WEBSOCKET_MESSAGES,
+    EventPage,
     StreamFraming,
 )
 from tawebeval.evaluations.lifecycle import Evaluation
@@ -731,7 +731,7 @@ class Machine(Reading):
 
 class RegistryModelTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.patch(event_log, "MIN_SEGMENT_BYTES", 300)
+        self.patch(core_events, "MIN_SEGMENT_BYTES", 300)
 
     def test_no_event_is_lost_repeated_or_moved_and_every_refusal_is_the_contracts(self) -> None:
         run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))

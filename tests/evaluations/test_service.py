@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
-from tawebeval.core.event_log import EventPage
+from tawebeval.core.events import EventPage
 from tawebeval.core.form import MAX_SEED
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
 from tawebeval.evaluations.submissions import ReceivedForm

@@ -14,8 +14,10 @@ from tawebeval.config import (
     EventBufferSettings,
     LimitSettings,
 )
-from tawebeval.core.event_log import EventLog
-from tawebeval.core.events import encode_error_event
+from tawebeval.core.events import (
+    EventLog,
+    encode_error_event,
+)
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import (
     CallerQuotaExceeded,

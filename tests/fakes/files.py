@@ -10,7 +10,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 
 from tawebeval.core.evaluations import ListEntry
-from tawebeval.core.event_log import Mark
+from tawebeval.core.events import Mark
 from tawebeval.evaluations.store import (
     EvaluationDetails,
     LinkRow,

@@ -17,7 +17,10 @@ from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
 from tawebeval.core.evaluations import Checkout, Commit, GitCacheCounters
-from tawebeval.core.event_log import EventMemory, EventPage
+from tawebeval.core.events import (
+    EventMemory,
+    EventPage,
+)
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.shares import Share
 from tawebeval.daemon.reload import SystemdNotifier

@@ -7,7 +7,7 @@ from typing import Any
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, HttpSettings
-from tawebeval.core.event_log import EventPage
+from tawebeval.core.events import EventPage
 from tawebeval.evaluations.reading import EventRequests
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import EVENTS_ROUTE

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import CallerSettings, Configuration, EventBufferSettings, HttpSettings
-from tawebeval.core import event_log
+from tawebeval.core import events as core_events
 from tawebeval.errors import NotAcceptable
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.web.events import PAGE_MEDIA_TYPE, STREAM_FRAMINGS, negotiate_media_type
@@ -428,8 +428,8 @@ class EvictedEventsTests(StreamTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(event_log, "MIN_SEGMENT_BYTES", 500)
-        self.patch(event_log, "MAX_SEGMENT_BYTES", 500)
+        self.patch(core_events, "MIN_SEGMENT_BYTES", 500)
+        self.patch(core_events, "MAX_SEGMENT_BYTES", 500)
         self.service.world.memory.share.total = 0
         self.threads = SlowThreads()
         self.begin()
