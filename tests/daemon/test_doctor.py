@@ -200,7 +200,7 @@ MACHINE_FAULTS = (
     Fault(WEAKER, "disk: {0}/state: …to be ready…-> use a larger file system", "", fill_disk),
     Fault(WEAKER, "descriptors: 4096 allowed…-> ", CONNECTIONS, SOME_DESCRIPTORS),
     Fault(BROKEN, "descriptors: -> set LimitNOFILE=", "", FEW_DESCRIPTORS),
-    Fault(WEAKER, "processes: up to 528 may be needed -> raise TasksMax=", RUNNING, FEW_PROCESSES),
+    Fault(WEAKER, "processes: up to 560 may be needed -> raise TasksMax=", RUNNING, FEW_PROCESSES),
 )
 SECRET_FAULTS = (
     Fault(BROKEN, "tokens: {0}/tokens", TOKENS),
@@ -288,7 +288,7 @@ class CheckTests(DoctorTestCase):
         self.replace(rlimits, "count_allowed_descriptors", gives(2**31 - 1))
         self.replace(rlimits, "count_allowed_processes", gives(None))
         found = self.check_ok(RUNNING)
-        self.assertIn("any number allowed, and up to 528 may", str(found[-1]))
+        self.assertIn("any number allowed, and up to 560 may", str(found[-1]))
 
     def test_directories_that_the_daemon_can_make_are_ok(self) -> None:
         self.cache.rmdir()

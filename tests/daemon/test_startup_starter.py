@@ -91,11 +91,11 @@ class SettingTests(SynchronousTestCase):
         parent.mkdir(parents=True)
         (parent / "pids.max").write_text("max\n")
         cgroups = json.dumps({"evaluations": str(parent), "missing": {}})
-        for there in (1064, 1063):
+        for there in (1096, 1095):
             (unit / "pids.max").write_text(f"{there}\n")
             _, said = self.describe(cgroups)
-            self.assertIn(f"processes: {there} allowed, and up to 1064 may be needed", said)
-            self.assertEqual("; set TasksMax=1064 in tawebeval-starter" in said, there < 1064)
+            self.assertIn(f"processes: {there} allowed, and up to 1096 may be needed", said)
+            self.assertEqual("; set TasksMax=1096 in tawebeval-starter" in said, there < 1096)
 
 
 class DoctorTests(DoctorTestCase):
