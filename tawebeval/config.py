@@ -66,8 +66,6 @@ CONCURRENT_CALLBACKS = 10
 """Attempts of callbacks that are made at the same time."""
 MAX_PEERS = 15
 """The most other daemons in `service.peers`."""
-# A setting whose value should be in quotes. It may be a secret, so that no error shows it.
-_BARE_WORD = re.compile(r"\s*[\w.-]+\s*=\s*[^\s\"'\[\]{}=#][^\"'\[\]{}=#]*(#.*)?")
 
 _WORDS: dict[str, str] = {}  # by msgspec's message, which would show the pattern
 
@@ -671,17 +669,7 @@ def _load_toml(text: str, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-        raise ConfigurationError(
-            f"{what} is not TOML: {error}", _find_toml_remedy(text, str(error))
-        ) from None
-
-
-def _find_toml_remedy(text: str, message: str) -> str:
-    """Return what to do about a message of `tomllib`; "" if the message is enough."""
-    place = re.fullmatch(r"(?:Invalid value|Expected newline).*line (\d+), column \d+\)", message)
-    if place and _BARE_WORD.fullmatch(text.split("\n")[int(place[1]) - 1]):
-        return 'write a text, and a size such as "256M", in quotes'
-    return ""
+        raise ConfigurationError(f"{what} is not TOML: {error}") from None
 
 
 def check_problems(configuration: Configuration, problems: Mapping[str, ProblemSettings]) -> None:

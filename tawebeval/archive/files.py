@@ -103,8 +103,6 @@ def write_evaluation(
         counts = _ENTRY.pack(len(index) // _ENTRY.size - 1, count)
         index += _TRAILER.pack(counts, crc32(counts), _MARK)
         file.write(_FRAME_HEAD.pack(_SKIPPABLE, len(index)) + index)
-        file.flush()
-        os.fsync(file.fileno())
     return count
 
 

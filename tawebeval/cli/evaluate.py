@@ -248,10 +248,7 @@ def evaluate(
     elif evaluator is None:
         raise click.UsageError("give --evaluator CMD, or --problem NAME")
     elif repository is None:
-        try:
-            checkout = inspect_checkout(Path(), commit)
-        except NoCheckoutError as error:
-            raise click.UsageError(str(error)) from None
+        checkout = inspect_checkout(Path(), commit)
         if commit is None and directory is None:
             directory = checkout.directory
         repository, commit = checkout.repository, checkout.commit
@@ -414,10 +411,6 @@ def _explain_missing(path: str) -> str:
     )
 
 
-class NoCheckoutError(Exception):
-    """No checkout that a server could fetch; `str()` says why, and what to do."""
-
-
 @attrs.frozen
 class GitCheckout:
     """A git checkout as a server would fetch it.
@@ -433,14 +426,14 @@ class GitCheckout:
 
 
 def inspect_checkout(folder: Path, commit: str | None = None) -> GitCheckout:
-    """Return the checkout that contains `folder`. Raises NoCheckoutError. Blocks.
+    """Return the checkout that contains `folder`. Raises UsageError. Blocks.
 
     `commit` replaces HEAD: an identifier, perhaps a short one, or a branch or tag of the checkout.
     """
     printed = _git(folder, "rev-parse", "--is-inside-work-tree", "--show-prefix") or ""
     inside, _, directory = printed.partition("\n")
     if inside != "true":
-        raise NoCheckoutError(
+        raise click.UsageError(
             "the current directory is not in a git checkout; change to one, or give --repository"
             " and --commit"
         )
@@ -457,15 +450,15 @@ def inspect_checkout(folder: Path, commit: str | None = None) -> GitCheckout:
 
 
 def _find_origin(folder: Path) -> str:
-    """Return the URL of `origin`. Raises NoCheckoutError."""
+    """Return the URL of `origin`. Raises UsageError."""
     repository = _git(folder, "remote", "get-url", "origin")
     if repository is None:
-        raise NoCheckoutError(
+        raise click.UsageError(
             "this checkout has no remote `origin`; add it with `git remote add origin URL`, or give"
             " --repository"
         )
     if _names_secret(repository):
-        raise NoCheckoutError(
+        raise click.UsageError(
             "the URL of the remote `origin` contains a password or a token, and is not sent; give"
             " --repository without it"
         )
@@ -473,13 +466,13 @@ def _find_origin(folder: Path) -> str:
 
 
 def _resolve(folder: Path, commit: str | None) -> str:
-    """Return the whole identifier of a commit, of HEAD for None. Raises NoCheckoutError."""
+    """Return the whole identifier of a commit, of HEAD for None. Raises UsageError."""
     if commit is not None and _OID.fullmatch(commit):
         return commit
     revision = ("--end-of-options", f"{commit or 'HEAD'}^{{commit}}")
     found = _git(folder, "rev-parse", "--verify", "--quiet", *revision)
     if not found:
-        raise NoCheckoutError(
+        raise click.UsageError(
             "this checkout has no commit yet; commit and push the evaluator"
             if commit is None
             else f"--commit {commit} is not a commit, branch or tag of this checkout"

@@ -32,6 +32,7 @@ from tawebeval.cli.runtime import (
 from tawebeval.client import Forbidden
 from tawebeval.client.operations import normalize_server_url
 from tawebeval.errors import ConfigurationError
+from tawebeval.linux.filetree import replace_private_file
 from tawebeval.linux.privileges import get_user_name, read_secret_file
 
 _DEFAULT_SERVER = "http://127.0.0.1:8080"
@@ -105,23 +106,11 @@ def edit_stored_servers(path: Path) -> Iterator[StoredServers]:
     yield servers
     content = msgspec.json.format(msgspec.json.encode(servers), indent=2)
     try:
-        _replace_file(Path(os.path.realpath(path)), content)
+        target = Path(os.path.realpath(path))
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_private_file(target, content + b"\n")
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot write the file: {error.strerror}") from None
-
-
-def _replace_file(path: Path, content: bytes) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".new")
-    unfinished.unlink(missing_ok=True)
-    try:
-        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def add_server_options(command: Callable[..., None]) -> Callable[..., None]:

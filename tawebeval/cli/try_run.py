@@ -185,15 +185,6 @@ def _run_services(context: EvaluationContext, place: Path, reactor: Any) -> Iter
         trees.close()
 
 
-def _make_evaluation(
-    context: EvaluationContext, place: Path, request: EvaluationRequest, seed: int
-) -> Evaluation:
-    """Return an evaluation that has not begun."""
-    packed, sent = pack_request(request), place / UPLOAD_NAME
-    details = EvaluationDetails("try", packed, seed, upload_directory=sent)
-    return Evaluation(details, Workspace(place / "evaluation"), context)
-
-
 def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
     """Write the files of a submission as an upload would lie in `folder`. Blocks.
 
@@ -269,7 +260,8 @@ def run_try(
         with ExitStack() as made:
             cgroups = open_cgroups(f"try-{os.getpid()}")
             made.callback(cgroups.remove_all_cgroups)
-            place = made.enter_context(make_temporary_directory())
+            place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
+            made.callback(remove_tree, place)
             spawner = Spawner(reactor)
             tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
             with _usage_errors():
@@ -297,7 +289,9 @@ def run_try(
             except SystemExit as error:  # the sandbox does not work
                 screen.show_message(str(error).removeprefix("tawebeval: "), "red")
                 return WRONG
-            evaluation = _make_evaluation(context, place, request, drawn)
+            sent = place / UPLOAD_NAME
+            details = EvaluationDetails("try", pack_request(request), drawn, upload_directory=sent)
+            evaluation = Evaluation(details, Workspace(place / "evaluation"), context)
             return await _show_evaluation(evaluation, screen, folder)
 
     run_reactor(screen, work)
@@ -375,19 +369,6 @@ def _usage_errors() -> Iterator[None]:
         raise click.UsageError(str(error)) from None
     except SystemExit as error:
         raise click.UsageError(str(error).removeprefix("tawebeval: ")) from None
-
-
-@contextmanager
-def make_temporary_directory() -> Iterator[Path]:
-    """Make a directory below TMPDIR for one `try`, and remove it at the end. Blocks.
-
-    Raises OSError.
-    """
-    place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
-    try:
-        yield place
-    finally:
-        remove_tree(place)
 
 
 def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoReturn:

@@ -48,10 +48,10 @@ from tawebeval.linux.cgroups import (
 from tawebeval.linux.child import kill_processes_below
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
-    add_path_to_errors,
     describe_disk_error,
     is_disk_full,
     remove_tree,
+    replace_private_file,
     sync_file_system,
 )
 from tawebeval.linux.privileges import check_owner, get_home
@@ -243,13 +243,7 @@ def _lock_directory(directory: Path) -> IO[str]:
 
 def _read_key(path: Path, random: Callable[[int], bytes]) -> bytes:
     if not path.exists():
-        unfinished = path.with_suffix(".new")
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with add_path_to_errors(unfinished), open(descriptor, "wb") as file:
-            file.write(random(SECRET_KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
+        replace_private_file(path, random(SECRET_KEY_BYTES))
     check_key_file(path)
     return path.read_bytes()
 

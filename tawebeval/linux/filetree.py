@@ -51,6 +51,19 @@ def rename_durably(source: Path, target: Path) -> None:
         _synchronize(target.parent)
 
 
+def replace_private_file(path: Path, content: bytes) -> None:
+    """Replace a file, whole or not at all, by one that only the user may read. Raises: OSError."""
+    unfinished = path.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with add_path_to_errors(unfinished), open(descriptor, "wb") as file:
+            file.write(content)
+        rename_durably(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def _synchronize(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -76,7 +75,6 @@ class FileTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.patch(files, "FRAME_BYTES", 500)
-        self.patch(os, "fsync", lambda descriptor: None)  # of hundreds of files
         self.path = Path(self.mktemp())
 
     def write(self, batches: Batches, batches_per_ring: int = 2, max_bytes: int = PLENTY) -> int:

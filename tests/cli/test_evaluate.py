@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from click import UsageError
 from click.testing import Result
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.evaluate import (
     GitCheckout,
-    NoCheckoutError,
     inspect_checkout,
     parse_fields,
     show_submitted_evaluation,
@@ -419,7 +419,7 @@ class CheckoutTests(SynchronousTestCase):
 
     def refused(self, folder: Path) -> str:
         """Return why there is no checkout."""
-        return str(self.assertRaises(NoCheckoutError, inspect_checkout, folder))
+        return str(self.assertRaises(UsageError, inspect_checkout, folder))
 
     def test_error_tells_what_to_do_where_nothing_can_be_fetched(self) -> None:
         for folder in (self.clone / ".git", self.clone / ".git" / "refs", self.upstream):
@@ -445,7 +445,7 @@ class CheckoutTests(SynchronousTestCase):
         for commit in (self.commit[:7], "HEAD", "v1", "origin/main"):
             self.assertEqual(inspect_checkout(self.clone, commit).commit, self.commit)
         for commit in ("nonsense", "--all"):
-            with self.assertRaises(NoCheckoutError) as caught:
+            with self.assertRaises(UsageError) as caught:
                 inspect_checkout(self.clone, commit)
             words = f"--commit {commit} is not a commit, branch or tag of this checkout"
             self.assertEqual(str(caught.exception), words)

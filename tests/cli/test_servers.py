@@ -64,7 +64,7 @@ class FileTests(SynchronousTestCase):
         def fail(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        self.patch(os, "replace", fail)
+        self.patch(os, "rename", fail)
         with (
             self.assertRaises(ConfigurationError) as caught,
             edit_stored_servers(self.path) as stored,
@@ -178,7 +178,7 @@ class LoginTests(CommandTestCase):
         def fail(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        self.patch(servers, "_replace_file", fail)
+        self.patch(servers, "replace_private_file", fail)
         for arguments in (
             ("login", URL),
             ("login", OTHER),

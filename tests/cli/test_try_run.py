@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from tawebeval.cli.try_run import (
     await_exit_status,
     copy_working_tree,
     describe_usage,
-    make_temporary_directory,
     read_pages,
     write_upload,
 )
@@ -49,17 +47,6 @@ class UsageTests(SynchronousTestCase):
         )
         said = describe_usage(ResourceUsage(None, None), 1.239, 2**29)
         self.assertIn("used 1.24 s; limits.memory (512 MiB) held for each process alone", said)
-
-
-class ScratchTests(SynchronousTestCase):
-    def test_temporary_directory_is_removed_at_the_end(self) -> None:
-        around = Path(self.mktemp()).resolve()
-        around.mkdir()
-        self.patch(tempfile, "tempdir", str(around))
-        with make_temporary_directory() as place:
-            (place / "a").mkdir()
-            self.assertEqual(list(around.iterdir()), [place])
-        self.assertEqual(list(around.iterdir()), [])
 
 
 class WorkingTreeTests(SynchronousTestCase):
