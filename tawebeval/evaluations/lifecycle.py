@@ -144,15 +144,6 @@ class Evaluation:
         is_watched = events.observer_count > 0 or self.details.callback is not None
         return is_watched and not self.cleanup_event.is_set
 
-    @property
-    def is_unused(self) -> bool:
-        """Whether it is forgotten, the run over, and no stream reads."""
-        return (
-            self.final_state is not None
-            and self.cleanup_event.is_set
-            and not self.events.stream_count
-        )
-
     def save(self) -> None:
         """Have the present state stored."""
         self._save(self)
@@ -186,18 +177,11 @@ class Evaluation:
         self.save()
         await wait_for_commit(self.context)
 
-    def count_event_bytes(self) -> None:
-        """Count the bytes on the disk of events that were not discarded."""
+    def count_event_bytes(self, *, are_gone: bool = False) -> None:
+        """Count the bytes on the disk of events that were not discarded, 0 if all `are_gone`."""
         stdout, size = self.events.stdout, 0
-        if stdout is not None:
+        if stdout is not None and not are_gone:
             size = stdout.stdout_bytes + stdout.file_bytes - self.events.log.discarded_stdout_bytes
-        self._set_event_bytes(size)
-
-    def release_event_bytes(self) -> None:
-        """Count the events no more: they are gone."""
-        self._set_event_bytes(0)
-
-    def _set_event_bytes(self, size: int) -> None:
         taken, self.event_bytes = self.event_bytes, size
         self.context.unread_events.take(size - taken, self.details.caller)
 
@@ -327,11 +311,8 @@ async def clean_up(evaluation: Evaluation, request: bytes = b"") -> None:
     with a submission that is still where it was uploaded.
     """
     details, context, workspace = evaluation.details, evaluation.context, evaluation.workspace
-    upload, sandboxed, checkout = (
-        details.upload_directory,
-        evaluation.sandboxed,
-        evaluation.checkout,
-    )
+    upload, sandboxed = details.upload_directory, evaluation.sandboxed
+    checkout = evaluation.checkout
     evaluation.sandboxed = evaluation.checkout = None
     keeps = details.should_keep_submission
 
@@ -559,17 +540,15 @@ class EvaluationIndex:
             return
         if self._active.pop(identifier, None) is None:
             del self._kept[identifier]
-            self._drop_sent(evaluation.details)
-            self.ended_share.give_back(1, evaluation.details.caller)
+            caller = evaluation.details.caller
+            sent = self._sent.get(caller, {})
+            if sent.pop(identifier, None) is not None and not sent:
+                del self._sent[caller]
+            self.ended_share.give_back(1, caller)
         if evaluation.details.idempotency_key is not None:
             del self._keys[evaluation.details.caller, evaluation.details.idempotency_key]
         evaluation.final_state = final_state
         self._on_forgotten(evaluation)
-
-    def _drop_sent(self, details: EvaluationDetails) -> None:
-        sent = self._sent.get(details.caller, {})
-        if sent.pop(details.identifier, None) is not None and not sent:
-            del self._sent[details.caller]
 
     def find_sent_evaluation(self, caller: str) -> Evaluation | None:
         """Return the oldest evaluation of a caller that can be forgotten, None without one.

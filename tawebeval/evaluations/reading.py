@@ -54,11 +54,7 @@ from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, Se
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex
-from tawebeval.evaluations.store import (
-    EvaluationDetails,
-    EvaluationStore,
-    format_rfc3339_time,
-)
+from tawebeval.evaluations.store import EvaluationDetails, EvaluationStore, format_rfc3339_time
 from tawebeval.sandbox.base import Environment
 
 
@@ -258,8 +254,8 @@ class EventRequests:
     _context: EvaluationContext
     _started: str
     _on_stream_left: Callable[[Evaluation], object]
-    subscriptions: set[Subscription]
     archived: ArchiveReader
+    subscriptions: set[Subscription] = attrs.field(factory=set, init=False)
 
     def read_page_now(
         self,

@@ -50,7 +50,6 @@ from tawebeval.evaluations.starting import (
     resume_run,
 )
 from tawebeval.evaluations.store import (
-    ArchivedRow,
     EvaluationDetails,
     PendingCallback,
     format_rfc3339_time,
@@ -61,11 +60,7 @@ from tawebeval.evaluations.submissions import (
     read_submitted_files,
 )
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.sandbox.workspace import (
-    Workspace,
-    derive_directory_name,
-    derive_log_pseudonym,
-)
+from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.deliveries import CallbackQueue, CallbackRecord
 
 _RETRY_LATER = 30  # seconds, if too many events are unread
@@ -140,7 +135,7 @@ class EvaluationCallbacks:
 
     def _drop(self, name: str) -> None:
         if self._context.store is not None:
-            self._context.store.delete_callback(name)
+            self._context.store.save_callback(name, None)
 
 
 _LOOK = 0.05  # seconds between two looks
@@ -198,7 +193,6 @@ class EvaluationRegistry:
             context,
             self._started,
             self._remove_if_unused,
-            set(),
             self.archived,
         )
         start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
@@ -349,15 +343,13 @@ class EvaluationRegistry:
         `uploads` is the directory of their files that have not begun. Blocks, for some milliseconds
         each.
         """
-        known = {derive_log_pseudonym(row.identifier) for row in rows}
-        self._callbacks.resume_deliveries(callbacks, known)
+        self._callbacks.resume_deliveries(callbacks, {row.log_name for row in rows})
         # Otherwise those that wait would take the slots of those that run.
         for row in sorted(rows, key=lambda row: row.run is None):
             try:
                 self._restore(row, uploads, resume_checkout)
             except Exception:  # noqa: BLE001  (the others go on; its row stays)
-                name = derive_log_pseudonym(row.identifier)
-                log.failure("defect: {evaluation} cannot be restored", evaluation=name)
+                log.failure("defect: {evaluation} cannot be restored", evaluation=row.log_name)
         self.records.sort_by_acceptance()
 
     def _restore(
@@ -399,10 +391,6 @@ class EvaluationRegistry:
         for evaluation in list(self._alive.values()):
             if evaluation.run is not None:
                 evaluation.stop(failure)
-
-    def is_known_idempotency_key(self, key: str | None, caller: str) -> bool:
-        """Return whether an `Idempotency-Key` of the caller names an evaluation."""
-        return self.records.find_by_idempotency_key(key, caller) is not None
 
     def find_evaluation_by_idempotency_key(
         self, key: str | None, form_digest: bytes, caller: str
@@ -477,7 +465,7 @@ class EvaluationRegistry:
         details = evaluation.details
 
         async def save_row(stored: StoredEvaluation) -> None:
-            details.archived = ArchivedRow(stored.file_bytes, stored.event_count)
+            details.archived = stored
             evaluation.save()
             if self.context.store is not None:
                 try:
@@ -523,7 +511,8 @@ class EvaluationRegistry:
         if evaluation.final_state is None or evaluation.events.keeps_files:
             return
         self.submissions.discard_kept_files(evaluation)
-        if evaluation.is_unused and not evaluation.is_removed:
+        is_read = evaluation.events.stream_count > 0
+        if evaluation.cleanup_event.is_set and not (is_read or evaluation.is_removed):
             evaluation.is_removed = True
             run_in_background(self._remove(evaluation), log, "defect: the removal has failed")
 
@@ -532,7 +521,7 @@ class EvaluationRegistry:
         evaluation.enter(evaluation.final_state)
         await evaluation.events.discard()
         await wait_for_commit(self.context)  # a row without files would be a loss
-        evaluation.release_event_bytes()
+        evaluation.count_event_bytes(are_gone=True)
         await self.context.cleanup_queue.attempt_call(
             f"{evaluation.details.log_name}: removal of its events",
             remove_tree,

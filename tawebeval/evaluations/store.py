@@ -36,6 +36,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from tawebeval.archive.archive import StoredEvaluation
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry
 from tawebeval.core.form import (
@@ -91,13 +92,6 @@ class RunResult:
         # U+FFFD is longer than the byte that it replaces.
         shown = self.stderr_tail.decode("utf-8", "replace").encode()
         return take_tail(shown, STDERR_TAIL_BYTES).decode()
-
-
-class ArchivedRow(msgspec.Struct, omit_defaults=True):
-    """The files of an evaluation in the archive: bytes on the disk, and number of events."""
-
-    file_bytes: int
-    event_count: int
 
 
 class RunRow(msgspec.Struct, omit_defaults=True):
@@ -181,7 +175,7 @@ class EvaluationDetails:
     run_result: RunResult | None = None
     failure: EvaluationFailure | None = None
     failure_event: bytes = b""
-    archived: ArchivedRow | None = None
+    archived: StoredEvaluation | None = None
     is_cleaned_up: bool = False
     is_forgotten: bool = False
     markers: tuple[bytes, bytes, bytes, bytes] | None = None
@@ -336,13 +330,9 @@ def _get_code(error: sqlite3.Error | UnicodeDecodeError) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
 
 
-def compute_checksum(row: bytes) -> int:
-    """Return the checksum of a packed row. SQLite has none, so it returns damaged bytes as good."""
-    return zlib.crc32(row)
-
-
 def _unpack(unpack: Callable[[bytes], T], row: bytes, checksum: int) -> T:
-    if compute_checksum(row) != checksum:
+    # SQLite has no checksums, so it returns damaged bytes as good.
+    if zlib.crc32(row) != checksum:
         raise DamagedRow("its checksum is wrong")
     try:
         return unpack(row)
@@ -540,7 +530,7 @@ class EvaluationStore:
         self._waiting["evaluations", row.identifier] = (
             row.identifier,
             packed,
-            compute_checksum(packed),
+            zlib.crc32(packed),
             row.sequence_number,
             row.caller,
             row.state_times.get("ended"),
@@ -552,27 +542,18 @@ class EvaluationStore:
         """Delete the row of an evaluation, if there is one."""
         self._change("evaluations", identifier, None)
 
-    def save_callback(self, name: str, callback: PendingCallback) -> None:
-        """Write a callback in place of the one with its name."""
+    def save_callback(self, name: str, callback: PendingCallback | None) -> None:
+        """Write a callback in place of the one with its name; None deletes it."""
         self._change("callbacks", name, callback)
 
-    def delete_callback(self, name: str) -> None:
-        """Delete a callback, if there is one."""
-        self._change("callbacks", name, None)
-
-    def save_link(self, identifier: str, link: LinkRow) -> None:
-        """Write the links of an evaluation in place of the present ones."""
+    def save_link(self, identifier: str, link: LinkRow | None) -> None:
+        """Write the links of an evaluation in place of the present ones; None deletes them."""
         self._change("links", identifier, link)
-
-    def delete_link(self, identifier: str) -> None:
-        """Delete the links of an evaluation, if there are any."""
-        self._change("links", identifier, None)
 
     def _change(self, table: Table, name: str, row: msgspec.Struct | None) -> None:
         packed = b"" if row is None else pack(row)
-        self._waiting[table, name] = (
-            None if row is None else (name, packed, compute_checksum(packed))
-        )
+        values = None if row is None else (name, packed, zlib.crc32(packed))
+        self._waiting[table, name] = values
         self._write_soon()
 
     def flush(self) -> Deferred[None]:

@@ -555,10 +555,9 @@ class EvaluationLinks:
         if linked is not None:
             self.evaluations_share.take(1, linked.caller)
             self.linked_evaluations[identifier] = linked
-            self._store.save_link(identifier, linked)
         else:
             self._rate.drop_bucket(identifier)
-            self._store.delete_link(identifier)
+        self._store.save_link(identifier, linked)
 
 
 def find_link(query: Query, authorization: Sequence[bytes]) -> str | None:

@@ -422,7 +422,7 @@ class FormReceivers:
                 use_kept = partial(self._use_submission, request, rerun_of)
                 preset = self._make_rerun_preset(request, rerun_of)
         except (ProblemNotFound, EvaluationExpired) as error:
-            if not registry.is_known_idempotency_key(key, caller):
+            if registry.records.find_by_idempotency_key(key, caller) is None:
                 raise
             refusal = error
         if key is None:

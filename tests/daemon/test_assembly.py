@@ -68,7 +68,7 @@ from tawebeval.errors import (
     InvalidField,
 )
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.evaluations.store import ArchivedRow, EvaluationDetails
+from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.privileges import ReloadableFiles
 from tawebeval.sandbox.bubblewrap import HelperSandbox
 from tawebeval.web.routes import WebContext
@@ -301,7 +301,7 @@ class ServiceTests(SynchronousTestCase):
                 1,
                 state=EvaluationState.FINISHED,
                 state_times=dict.fromkeys(("created", "ended"), ended),
-                archived=ArchivedRow(stored.file_bytes, stored.event_count),
+                archived=stored,
                 is_forgotten=True,
             )
             store.save(row)

@@ -254,7 +254,7 @@ class LifeTests(EvaluationTestCase):
         size = len(b"hello\n") + len(block) + 8
         self.assertEqual(self.world.disk.used, size)
         self.assertEqual(build_status(self.evaluation, None)["buffered_bytes"], size)
-        self.evaluation.release_event_bytes()
+        self.evaluation.count_event_bytes(are_gone=True)
         self.assertEqual(self.world.disk.used, 0)
 
     def test_each_change_is_saved(self) -> None:

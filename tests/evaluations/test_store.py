@@ -31,6 +31,7 @@ from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from tawebeval.archive.archive import StoredEvaluation
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry, Submodule
 from tawebeval.deferreds import WorkerThreads
@@ -38,7 +39,6 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
 from tawebeval.evaluations import store as store_module
 from tawebeval.evaluations.store import (
     RETRY_SECONDS,
-    ArchivedRow,
     EvaluationDetails,
     EvaluationStore,
     LinkRow,
@@ -108,7 +108,7 @@ evaluation_rows = st.builds(
     ),
     begin_cursor=counts,
     has_lost_events=st.booleans(),
-    archived=st.none() | st.builds(ArchivedRow, counts, counts),
+    archived=st.none() | st.builds(StoredEvaluation, counts, counts),
 )
 
 
@@ -123,7 +123,7 @@ def make_row(
 
 def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> EvaluationDetails:
     """Return the row of an archived evaluation, which has ended at 100 seconds less `number`."""
-    row = make_row(number, caller, archived=ArchivedRow(size, 3))
+    row = make_row(number, caller, archived=StoredEvaluation(size, 3))
     row.state, row.state_times["ended"] = EvaluationState.FINISHED, 100.0 - number
     return row
 
@@ -243,8 +243,8 @@ class WritingTests(StoreTestCase):
         self.commit_all()
         self.assertEqual(self.store.load_callbacks(), {"e1": callback})
         self.assertEqual(self.store.load_links(), {"e1": link})
-        self.store.delete_callback("e1")
-        self.store.delete_link("e1")
+        self.store.save_callback("e1", None)
+        self.store.save_link("e1", None)
         self.commit_all()
         self.assertEqual((self.store.load_callbacks(), self.store.load_links()), ({}, {}))
 

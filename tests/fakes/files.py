@@ -100,17 +100,15 @@ class FakeStore:
     def delete(self, identifier: str) -> None:
         self.rows.pop(identifier, None)
 
-    def save_callback(self, name: str, callback: PendingCallback) -> None:
-        self.callbacks[name] = callback
-
-    def delete_callback(self, name: str) -> None:
+    def save_callback(self, name: str, callback: PendingCallback | None) -> None:
         self.callbacks.pop(name, None)
+        if callback is not None:
+            self.callbacks[name] = callback
 
-    def save_link(self, identifier: str, link: LinkRow) -> None:
-        self.links[identifier] = link
-
-    def delete_link(self, identifier: str) -> None:
+    def save_link(self, identifier: str, link: LinkRow | None) -> None:
         self.links.pop(identifier, None)
+        if link is not None:
+            self.links[identifier] = link
 
     def load_links(self) -> dict[str, LinkRow]:
         return dict(self.links)
