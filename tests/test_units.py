@@ -87,6 +87,7 @@ class UnitTests(SynchronousTestCase):
             ("callers.tokens = '/nonexistent'", ""),
             ("log.level = 'loud'", "log.level: "),
             ("environments.a.root = '/nonexistent'", "environments.a.root: "),
+            ("sandbox.readable = ['/proc']", "sandbox.readable[0]: "),
         ):
             file.write_text(text)
             ended = CliRunner().invoke(command, ["check", "--config", str(file)])

@@ -114,22 +114,17 @@ SEED_OPTION = click.option(
 )
 
 
-def _parse_limits(
-    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+def _parse_pairs(
+    names: str,
+    described: str,
+    context: click.Context,
+    parameter: click.Parameter,
+    given: Iterable[str],
 ) -> Mapping[str, str]:
-    """Return the limits of the --limit options, by name. Raises BadParameter."""
-    return _parse_pairs(given, "|".join(LIMIT_UNITS), ", ".join(LIMIT_UNITS))
+    """Return the values of NAME=VALUE by name. Raises BadParameter.
 
-
-def _parse_labels(
-    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
-) -> Mapping[str, str]:
-    """Return the labels of the --label options, by name. Raises BadParameter."""
-    return _parse_pairs(given, LABEL_NAME_PATTERN, "1 to 64 of the characters a-z 0-9 _ . -")
-
-
-def _parse_pairs(given: Iterable[str], names: str, described: str) -> Mapping[str, str]:
-    """Return the values of NAME=VALUE by name; `names` is the pattern of names."""
+    `names` is the pattern of names, `described` says the same to people.
+    """
     pairs: dict[str, str] = {}
     for each in given:
         match = re.fullmatch(f"({names})=(.+)", each, re.DOTALL)
@@ -146,7 +141,7 @@ LIMIT_OPTION = text_option(
     "limits",
     metavar="NAME=VALUE",
     multiple=True,
-    callback=_parse_limits,
+    callback=partial(_parse_pairs, "|".join(LIMIT_UNITS), ", ".join(LIMIT_UNITS)),
     help="Replace a default limit, as in memory=256M or wall_clock=10.",
 )
 label_option = partial(
@@ -155,7 +150,7 @@ label_option = partial(
     "metadata",
     metavar="NAME=VALUE",
     multiple=True,
-    callback=_parse_labels,
+    callback=partial(_parse_pairs, LABEL_NAME_PATTERN, "1 to 64 of the characters a-z 0-9 _ . -"),
 )
 LABEL_OPTION = label_option(help="Mark the evaluation with a label, for lists and programs.")
 CALLBACK_OPTION = text_option(

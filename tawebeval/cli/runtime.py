@@ -72,14 +72,9 @@ class ServerAccess:
     token: str | None = attrs.field(repr=False, default=None)
     command_arguments: tuple[str, ...] = ()
 
-    @property
-    def sends_token_unencrypted(self) -> bool:
-        """Whether requests send the token in clear text over a network."""
-        return bool(self.token) and self.url.startswith("http:") and not is_loopback(self.url)
-
     def make_client(self, screen: Screen) -> Client:
         """Return a client that shows its retries on `screen`; warn of a token in clear text."""
-        if self.sends_token_unencrypted:
+        if self.token and self.url.startswith("http:") and not is_loopback(self.url):
             screen.show_message(
                 f"warning: {self.url} gets the token in clear text; try"
                 f" https{self.url.removeprefix('http')}",
@@ -135,14 +130,6 @@ class CommandContext:
     client: Client
     screen: Screen
     interrupt_handler: InterruptHandler
-
-
-def run_without_server(screen: Screen, work: Callable[[], object]) -> None:
-    """Do the work of a command without a server; exit with the status of an error."""
-    try:
-        work()
-    except (ConfigurationError, OutputError, OSError) as error:
-        raise SystemExit(report_failure(error, screen)) from None
 
 
 def run_with_client(

@@ -26,8 +26,8 @@ from tawebeval.cli.runtime import (
     CommandContext,
     ServerAccess,
     make_screen,
+    report_failure,
     run_with_client,
-    run_without_server,
 )
 from tawebeval.client import Forbidden
 from tawebeval.client.operations import normalize_server_url
@@ -265,8 +265,7 @@ def logout(url: str | None) -> None:
     its operator can revoke a token.
     """
     screen = make_screen()
-
-    def work() -> None:
+    try:
         with edit_stored_servers(locate_server_file(os.environ)) as stored:
             removed = url or stored.default
             if removed is None:
@@ -277,6 +276,6 @@ def logout(url: str | None) -> None:
             del stored.tokens[removed]
             if stored.default == removed:
                 stored.default = None
-        screen.show_message(f"removed {removed}")
-
-    run_without_server(screen, work)
+    except ConfigurationError as error:
+        raise SystemExit(report_failure(error, screen)) from None
+    screen.show_message(f"removed {removed}")

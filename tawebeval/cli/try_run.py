@@ -50,7 +50,7 @@ from tawebeval.core.form import (
     parse_submission_file,
 )
 from tawebeval.daemon.reload import read_configuration
-from tawebeval.daemon.startup import check_environments, check_sandbox_readable_paths
+from tawebeval.daemon.startup import check_visible_paths
 from tawebeval.daemon.tap import reset_inherited_signals, use_monotonic_clock
 from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
@@ -253,8 +253,7 @@ def run_try(
         configuration = read_configuration(config)
         chosen = parse_limits(limits, configuration.limits.requestable_ranges)
         environment = parse_environment_name(environment or "", configuration.environments)
-        check_sandbox_readable_paths(configuration, config, os.environ)
-        check_environments(configuration, config, os.environ)
+        check_visible_paths(configuration, config, os.environ)
 
     async def work(reactor: Any) -> int:
         with ExitStack() as made:

@@ -60,7 +60,6 @@ from tawebeval.daemon.startup import (
     StartupChecks,
     derive_daemon_label,
     describe_starter_limits,
-    do_jobs_outlive_daemon,
     find_exposed_endpoints,
     locate_archive,
     open_authentication,
@@ -505,8 +504,8 @@ def _open_lasting_starter(
                 log.warn("the starter's {problem}", problem=str(found))
         if trees.starter.cgroups:
             cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
-    # A job goes on without the daemon, its starter and srun.
-    return trees, cgroups, is_lasting or do_jobs_outlive_daemon(configuration)
+    # A job of a cluster goes on without the daemon, its starter and srun.
+    return trees, cgroups, is_lasting or configuration.runner.kind == "slurm"
 
 
 def build_daemon(

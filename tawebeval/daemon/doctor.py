@@ -32,11 +32,9 @@ from tawebeval.daemon.startup import (
     CACHE_DIRECTORY_ENTRIES,
     STARTER_SOCKET_VARIABLE,
     STATE_DIRECTORY_ENTRIES,
-    check_environments,
     check_key_file,
-    check_sandbox_readable_paths,
+    check_visible_paths,
     describe_starter_limits,
-    do_jobs_outlive_daemon,
     find_existing_ancestor,
     find_exposed_endpoints,
     locate_archive,
@@ -274,7 +272,6 @@ def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
     configuration = daemon.configuration
     checkouts, workspaces = make_probe_directories(daemon)
     try:
-        check_sandbox_readable_paths(configuration, daemon.file, daemon.environment)
         # As in the state directory, which programs in the sandbox's mount namespace see whole.
         accounts = workspaces / "accounts"
         accounts.mkdir()
@@ -322,9 +319,9 @@ def _find_loopback(daemon: ExaminedDaemon) -> Iterator[str]:
         yield "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
 
 
-def _check_environments(daemon: ExaminedDaemon) -> Iterator[str]:
+def _check_paths(daemon: ExaminedDaemon) -> Iterator[str]:
+    check_visible_paths(daemon.configuration, daemon.file, daemon.environment)
     if names := daemon.configuration.environments:
-        check_environments(daemon.configuration, daemon.file, daemon.environment)
         yield f"evaluators can run in {', '.join(names)}"
 
 
@@ -335,7 +332,7 @@ def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
 
 def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
     trees, is_lasting = open_starter(daemon.configuration, daemon.environment, Path())
-    if not is_lasting and do_jobs_outlive_daemon(daemon.configuration):
+    if not is_lasting and daemon.configuration.runner.kind == "slurm":
         yield "evaluations outlive the daemon on their nodes"
         return
     if not is_lasting:
@@ -461,7 +458,7 @@ CHECKS = (
     Check("sandbox", _check_sandbox),
     Check("sandbox", _find_network, "remove sandbox.network if evaluators need no network"),
     Check("sandbox", _find_loopback, "remove sandbox.loopback if evaluators need no 127.0.0.1"),
-    Check("environments", _check_environments),
+    Check("paths", _check_paths),
     Check("cluster", _check_cluster),
     Check("starter", _check_starter),
     Check("git", lambda _: [check_git_version()]),

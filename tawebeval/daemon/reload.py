@@ -29,9 +29,7 @@ from tawebeval.config import (
     check_problems,
     parse_configuration,
 )
-from tawebeval.daemon.startup import (
-    check_environments,
-)
+from tawebeval.daemon.startup import check_visible_paths
 from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.run import KILL_GRACE
@@ -169,7 +167,7 @@ class ReloadableConfiguration:
     def _read(self) -> Configuration:
         wanted = self._file.read_configuration()
         following = merge_reloadable_settings(self._holder.configuration, wanted)
-        check_environments(following, self._file.path, os.environ)
+        check_visible_paths(following, self._file.path, os.environ)
         if following.environments and following.sandbox.kind == "none":
             raise ConfigurationError(
                 "environments: an environment needs a sandbox; restart the daemon for sandbox.kind"
@@ -220,7 +218,7 @@ def check_configuration(path: Path | None) -> None:
 
     Not the secret files that it names: systemd closes those of LoadCredential= to a reload.
     """
-    check_environments(read_configuration(path), path, os.environ)
+    check_visible_paths(read_configuration(path), path, os.environ)
 
 
 def _read(path: Path, parse: Callable[[str], Configuration]) -> Configuration:

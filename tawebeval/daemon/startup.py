@@ -287,11 +287,6 @@ def open_starter(
     return trees, True
 
 
-def do_jobs_outlive_daemon(configuration: Configuration) -> bool:
-    """Return whether evaluators are jobs of a cluster, which need neither starter nor srun."""
-    return configuration.runner.kind == "slurm"
-
-
 def describe_starter_limits(
     configuration: Configuration, starter: StarterClient
 ) -> Iterator[str | SetupProblem]:
@@ -475,14 +470,14 @@ def find_exposed_endpoints(configuration: Configuration) -> Iterator[SetupProble
         )
 
 
-def check_sandbox_readable_paths(
+def check_visible_paths(
     configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
 ) -> None:
-    """Check that `sandbox.readable` shows evaluators no path of the daemon or the kernel. Blocks.
+    """Check that evaluators can run in all environments and see no private path. Blocks.
 
     `file` is the configuration file, `environment` that of the daemon. Without a sandbox nothing is
-    checked. Raises: ConfigurationError, for a path that equals, contains or is inside a private
-    one.
+    checked. Raises: ConfigurationError, for a path of `sandbox.readable` or a root that equals,
+    contains or is inside a path of the daemon or the kernel.
     """
     sandbox = configuration.sandbox
     if sandbox.kind == "none":
@@ -491,24 +486,12 @@ def check_sandbox_readable_paths(
     for index, path in enumerate(sandbox.readable):
         remedy = "list only what evaluators need"
         _check_place(f"sandbox.readable[{index}]", path, private, remedy)
-
-
-def check_environments(
-    configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
-) -> None:
-    """Check that evaluators can run in all environments, and see no private path there. Blocks.
-
-    The arguments are those of `check_sandbox_readable_paths`. Raises: ConfigurationError.
-    """
-    if not configuration.environments:
-        return
-    private = _list_private_places(configuration, file, environment)
     stores = _list_spellings(locate_store(locate_directories(environment)[0]))
     remedy = "name the root that `tawebeval environment import` made, or one with nothing else"
     for name, settings in configuration.environments.items():
         setting = f"environments.{name}.root"
         _check_place(setting, settings.root, private, remedy, stores)
-        problem = find_environment_root_problem(Path(settings.root), configuration.sandbox.readable)
+        problem = find_environment_root_problem(Path(settings.root), sandbox.readable)
         if problem is not None:
             raise ConfigurationError(f"{setting}: {problem[0]}", problem.remedy)
 

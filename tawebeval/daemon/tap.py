@@ -19,8 +19,7 @@ from twisted.python import usage
 from tawebeval import __version__
 from tawebeval.daemon.reload import ConfigurationFile, read_configuration
 from tawebeval.daemon.startup import (
-    check_environments,
-    check_sandbox_readable_paths,
+    check_visible_paths,
     open_directories,
 )
 from tawebeval.errors import ConfigurationError
@@ -186,8 +185,7 @@ def makeService(
         refuse_root()
         path, listen = options["config"] and Path(options["config"]), options["listen"]
         written = configuration = read_configuration(path, listen)
-        check_sandbox_readable_paths(configuration, options["config"], os.environ)
-        check_environments(configuration, options["config"], os.environ)
+        check_visible_paths(configuration, options["config"], os.environ)
         directories = open_directories(os.environ, os.urandom)
         cgroups = find_cgroups(directories.daemon_label)
         keep_freed_memory()

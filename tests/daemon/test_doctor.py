@@ -174,9 +174,9 @@ SETTING_FAULTS = (
     Fault(WEAKER, "sandbox: network…-> remove sandbox.network", "[sandbox]\nnetwork = true"),
     Fault(WEAKER, "sandbox: TCP…-> remove sandbox.loopback", "[sandbox]\nloopback = true"),
     Fault(WEAKER, 'sandbox: sandbox.kind is "none"…-> run `apt-get install', NO_SANDBOX),
-    Fault(BROKEN, "sandbox: {0}/state…-> list only", "[sandbox]\nreadable = ['{0}/state']"),
-    Fault(BROKEN, "sandbox: readable[0]", "[sandbox]\nreadable = ['{0}/tawebeval.toml']"),
-    Fault(BROKEN, "environments: is not a dir…-> ", "[environments.none]\nroot = '{0}/none'"),
+    Fault(BROKEN, "paths: {0}/state…-> list only", "[sandbox]\nreadable = ['{0}/state']"),
+    Fault(BROKEN, "paths: readable[0]", "[sandbox]\nreadable = ['{0}/tawebeval.toml']"),
+    Fault(BROKEN, "paths: is not a dir…-> ", "[environments.none]\nroot = '{0}/none'"),
     Fault(BROKEN, "listen: nonsense:1", f"listen = ['nonsense:1']\n{TOKENS}", WITH_TOKENS),
     Fault(BROKEN, "callers: -> set callers.tokens to a file", "listen = ['tcp:80']"),
     Fault(WEAKER, "callers: systemd:domain…-> run `tawebeval token new", SYSTEMD),
@@ -275,7 +275,7 @@ class CheckTests(DoctorTestCase):
         (self.folder / "some").mkdir()
         tokens = TOKENS.format(self.folder)
         for settings, component, said in (
-            (f"[environments.java]\nroot = '{self.folder}/root'", "environments", "in java"),
+            (f"[environments.java]\nroot = '{self.folder}/root'", "paths", "in java"),
             (ARCHIVE.format(self.folder), "archive", "/some/archive"),
             (tokens, "callers", "callers need a token"),
             (f"listen = ['unix:/run/x']\n{tokens}{PROXIES}['unix']", "proxies", "unix: clients'"),

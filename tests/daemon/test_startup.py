@@ -22,7 +22,7 @@ from tawebeval.config import (
     SandboxSettings,
 )
 from tawebeval.daemon import startup as module
-from tawebeval.daemon.startup import StartupChecks, check_environments, check_sandbox_readable_paths
+from tawebeval.daemon.startup import StartupChecks, check_visible_paths
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.starting import LeftEvaluations
 from tawebeval.evaluations.store import EvaluationDetails, RunRow
@@ -285,7 +285,7 @@ class EnvironmentTests(PrivateTestCase):
 
     def check(self, root: str) -> None:
         """Check a configuration with this root."""
-        check_environments(self.configure(root=root), self.file, self.environment)
+        check_visible_paths(self.configure(root=root), self.file, self.environment)
 
     def test_root_with_private_directories_or_secrets_is_refused(self) -> None:
         for path, what in (
@@ -299,7 +299,7 @@ class EnvironmentTests(PrivateTestCase):
             self.refuse(path, f"{path} would show evaluators {what if path != '/' else ''}")
 
     def test_root_needs_programs(self) -> None:
-        check_environments(self.configure(), self.file, self.environment)
+        check_visible_paths(self.configure(), self.file, self.environment)
         self.check(str(make_root(self.root / "lib/state/environments/sha256-0")))
         self.check(str(make_root(self.root / "srv/root")))
         self.refuse(f"{self.root}/free", f"{self.root}/free has no program /bin/sh; use")
@@ -309,7 +309,7 @@ class EnvironmentTests(PrivateTestCase):
         (root / "data").symlink_to("/opt")
         configuration = self.configure("/data/cases", root=str(root))
         with self.assertRaises(ConfigurationError) as caught:
-            check_environments(configuration, self.file, self.environment)
+            check_visible_paths(configuration, self.file, self.environment)
         start = f"environments.x.root: {root}/data is a symbolic link"
         self.assertTrue(str(caught.exception).startswith(start))
 
@@ -320,7 +320,7 @@ class ReadableTests(PrivateTestCase):
     def check(self, *readable: str, kind: Any = "auto") -> None:
         """Check a configuration that shows these."""
         configuration = self.configure(*readable, kind=kind)
-        check_sandbox_readable_paths(configuration, self.file, self.environment)
+        check_visible_paths(configuration, self.file, self.environment)
 
     def refuse(self, path: str, what: str) -> None:
         """Hold that a path, below the root of the test, is refused, and why."""
