@@ -70,7 +70,6 @@ class _Pipe:
         self._name = name
         self._file = file
         os.set_blocking(file.fileno(), False)
-        reactor.addReader(self)
 
     @property
     def is_closed(self) -> bool:
@@ -94,6 +93,10 @@ class _Pipe:
         if chunk:
             self._child.on_output(self._name, chunk)
         return CONNECTION_DONE if chunk == b"" else None  # None: there is nothing now
+
+    def close(self) -> None:
+        """Close the pipe, and tell nobody."""
+        self._file.close()
 
     def connectionLost(self, reason: Failure) -> None:
         """Close the pipe."""
@@ -139,7 +142,7 @@ class ChildProcess:
     ) -> None:
         """Take over a child. `on_reaped(pid)` is called when the kernel may use `pid` again.
 
-        Raises: OSError, if there is no pidfd for it; then it is killed.
+        Raises: OSError, if there is no pidfd for it, or no epoll watch; then it is killed.
         """
         assert process.stdout is not None
         assert process.stderr is not None
@@ -159,8 +162,23 @@ class ChildProcess:
         self._has_ended = False
         self._pipes = [_Pipe(reactor, self, name, file) for name, file in files.items()]
         self._reactor = reactor
-        reactor.addReader(self)
+        try:
+            for reader in (*self._pipes, self):
+                reactor.addReader(reader)
+        except OSError:
+            self._give_up()
+            raise
         protocol.makeConnection(self)
+
+    def _give_up(self) -> None:
+        """Kill the child, of whose end or output nothing would tell. Blocks, hardly."""
+        for reader in (*self._pipes, self):
+            self._reactor.removeReader(reader)
+        for pipe in self._pipes:
+            pipe.close()
+        self.signal_group(signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._pidfd)
 
     @property
     def is_running(self) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
 import signal
 import sys
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.error import ProcessDone, ProcessTerminated
 
 from tawebeval.linux.child import Spawner
+from tawebeval.linux.kernel_files import list_children
 from tests.cases.children import LOOK, PATH, ProcessTestCase, Recorder, descriptors, turn
 
 
@@ -130,6 +133,24 @@ class FailureTests(ProcessTestCase):
             Spawner(reactor)(Recorder(), ["/bin/sleep", "60"], PATH, "/")
         self.assertEqual(descriptors(), before)
         self.assertFalse(os.path.exists(f"/proc/{started[0]}"))
+
+    async def test_child_without_epoll_watch_is_killed(self) -> None:
+        started: list[Any] = []
+
+        def add_first(reader: Any) -> None:
+            started.append(reader)
+            if len(started) > 1:
+                raise OSError(errno.ENOSPC, "no watch")
+            reactor.addReader(reader)
+
+        full: Any = SimpleNamespace(addReader=add_first, removeReader=reactor.removeReader)
+        await turn()
+        before, children = descriptors(), set(list_children("self"))
+        with self.assertRaises(OSError):
+            Spawner(full)(Recorder(), ["/bin/sleep", "60"], PATH, "/")
+        self.assertEqual(descriptors(), before)
+        self.assertEqual(set(list_children("self")), children)
+        self.assertNotIn(started[0], reactor.getReaders())
 
 
 class InheritanceTests(ProcessTestCase):
