@@ -108,9 +108,13 @@ def measure_largest_memory(pid: int) -> int:
     """Return the memory, without files, of the largest of a process and its descendants: bytes."""
     largest = 0
     for one in (pid, *list_descendants(pid)):
-        with suppress(OSError), open(f"/proc/{one}/statm", "rb") as file:
-            _, resident, shared = map(int, file.read().split()[:3])
-            largest = max(largest, resident - shared)
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{one}/task"):
+                with open(f"/proc/{one}/task/{thread}/statm", "rb") as file:
+                    _, resident, shared = map(int, file.read().split()[:3])
+                largest = max(largest, resident - shared)
+                if resident:  # as of all threads but a main thread that has ended
+                    break
     return largest * _PAGE
 
 

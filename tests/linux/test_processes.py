@@ -6,10 +6,26 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds
+from tawebeval.linux.kernel_files import (
+    list_descendants,
+    measure_cpu_seconds,
+    measure_largest_memory,
+    read_stat,
+)
+from tests.cases.patience import PATIENCE
+
+SIZE = 64 * 2**20
+THREAD_ALONE = f"""
+import ctypes, threading, time
+held = bytearray(b"x") * {SIZE}
+threading.Thread(target=time.sleep, args=(600,)).start()
+print(flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
 
 BURN_IN_CHILDREN = """
 import os, time
@@ -44,3 +60,16 @@ class MeasureTests(SynchronousTestCase):
         with subprocess.Popen(["true"]) as one:
             one.wait()
         self.assertEqual(measure_cpu_seconds(one.pid), 0)
+
+    def test_memory_counts_though_the_main_thread_has_ended(self) -> None:
+        command = ["/usr/bin/python3", "-S", "-c", THREAD_ALONE]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as one:
+            self.addCleanup(one.kill)
+            assert one.stdout is not None
+            one.stdout.readline()
+            deadline = time.monotonic() + PATIENCE
+            while read_stat(one.pid)[0] != b"Z":
+                self.assertLess(time.monotonic(), deadline)
+            measured = measure_largest_memory(one.pid)
+            one.kill()
+        self.assertTrue(SIZE <= measured < 2 * SIZE, measured)
