@@ -442,9 +442,14 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
     evaluation.events.is_behind = evaluation.is_resuming = True
     failure, stdout, name = _LOST, None, evaluation.details.log_name
     try:
-        _restore_sandbox(evaluation, resume_checkout)
+        # The clean-up ends what a later failure leaves.
+        commit, row = evaluation.details.commit, evaluation.details.run
+        assert commit is not None, "checked out before the start"
+        assert row is not None, "the evaluator runs"
+        checkout = evaluation.checkout = resume_checkout(commit, Path(row.checkout_path))
+        sandboxed = make_sandboxed_run(evaluation, checkout)
         stdout = _restore_stdout(evaluation)
-        _connect(evaluation, stdout)
+        _connect(evaluation, row, checkout, sandboxed, stdout)
     except EvaluationFailure as error:
         failure = error
     except (StdoutChanged, OSError) as error:
@@ -474,15 +479,6 @@ async def _fail(
     await conclude(evaluation, evaluation.stop_reason or failure)
 
 
-def _restore_sandbox(evaluation: Evaluation, resume_checkout: ResumeCheckout) -> None:
-    """Find the checkout and the sandbox again: the clean-up ends what a later failure leaves."""
-    commit, run = evaluation.details.commit, evaluation.details.run
-    assert commit is not None, "checked out before the start"
-    assert run is not None, "the evaluator runs"
-    evaluation.checkout = resume_checkout(commit, Path(run.checkout_path))
-    make_sandboxed_run(evaluation, evaluation.checkout)
-
-
 def _restore_stdout(evaluation: Evaluation) -> RecordedStdout:
     """Make the events again that the earlier process had. Raises: StdoutChanged, OSError."""
     events, details = evaluation.events, evaluation.details
@@ -494,12 +490,14 @@ def _restore_stdout(evaluation: Evaluation) -> RecordedStdout:
     return stdout
 
 
-def _connect(evaluation: Evaluation, stdout: RecordedStdout) -> None:
+def _connect(
+    evaluation: Evaluation,
+    found: RunRow,
+    checkout: Checkout,
+    sandboxed: SandboxedRun,
+    stdout: RecordedStdout,
+) -> None:
     """Connect the process to a new run. Raises: EvaluationFailure, OSError."""
-    found, checkout, sandboxed = evaluation.details.run, evaluation.checkout, evaluation.sandboxed
-    assert found is not None, "the evaluator runs"
-    assert checkout is not None, "found before"
-    assert sandboxed is not None, "found before"
     if sandboxed.has_external_queue is not _is_on_cluster(found):
         raise _OTHER_RUNNER
     deadline = found.deadline

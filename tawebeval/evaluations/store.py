@@ -39,11 +39,7 @@ from twisted.python.failure import Failure
 from tawebeval.archive.archive import StoredEvaluation
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry
-from tawebeval.core.form import (
-    EvaluationRequest,
-    pack_request,
-    unpack_request,
-)
+from tawebeval.core.form import EvaluationRequest, pack_request, unpack_request
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
@@ -381,26 +377,22 @@ class EvaluationStore:
         store = cls(path, thread, clock)
         try:
             store._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            store._open_locked()
+            fcntl.flock(store._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                store._connection = store._connect()
+            except _DAMAGES as error:
+                store._connection = store._replace(error)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"{path} is in use by another tawebeval",
+                "stop it, or set another STATE_DIRECTORY",
+            ) from None
         except OSError as error:
             raise ConfigurationError(*describe_database_error(error)) from None
         finally:
             if not hasattr(store, "_connection") and store._lock >= 0:
                 os.close(store._lock)
         return store
-
-    def _open_locked(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigurationError(
-                f"{self._path} is in use by another tawebeval",
-                "stop it, or set another STATE_DIRECTORY",
-            ) from None
-        try:
-            self._connection = self._connect()
-        except _DAMAGES as error:
-            self._connection = self._replace(error)
 
     def _connect(self) -> sqlite3.Connection:
         """Return the connection. Raises: OSError, sqlite3.Error, ConfigurationError."""
