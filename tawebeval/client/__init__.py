@@ -25,8 +25,7 @@ distributed without the daemon, as `tawebeval-client`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tawebeval.client.async_client import AsyncClient
 from tawebeval.client.events import Data, EvaluationError, Event, File, Page, Text, Unknown
 from tawebeval.client.http import (
     ClientError,
@@ -39,9 +38,6 @@ from tawebeval.client.http import (
     UnknownEvaluation,
 )
 from tawebeval.client.sync_client import Client
-
-if TYPE_CHECKING:
-    from tawebeval.client.async_client import AsyncClient
 
 __all__ = [
     "AsyncClient",
@@ -62,14 +58,3 @@ __all__ = [
     "Unknown",
     "UnknownEvaluation",
 ]
-
-
-if not TYPE_CHECKING:  # with this function type checkers would accept any name
-
-    def __getattr__(name: str) -> object:
-        """Import `AsyncClient` when it is used: the command does not wait 30 ms for asyncio."""
-        if name == "AsyncClient":
-            from tawebeval.client.async_client import AsyncClient
-
-            return AsyncClient
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
