@@ -7,7 +7,7 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -370,7 +370,7 @@ def _usage_errors() -> Iterator[None]:
         raise click.UsageError(str(error).removeprefix("tawebeval: ")) from None
 
 
-def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoReturn:
+def run_reactor(screen: Screen, work: Callable[[Any], Coroutine[Any, Any, int]]) -> NoReturn:
     """Run the reactor for `work(reactor)`, and exit with the status that it returns.
 
     Exceptions other than those of `await_exit_status` are raised.
@@ -395,7 +395,7 @@ def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoRetu
     raise SystemExit(result)
 
 
-async def await_exit_status(screen: Screen, work: Awaitable[int], reactor: Any) -> int:
+async def await_exit_status(screen: Screen, work: Coroutine[Any, Any, int], reactor: Any) -> int:
     """Return the exit status of `work`; print why it failed.
 
     Each SIGINT, SIGTERM and SIGHUP cancels `work`, but a SIGHUP after another signal: the shell and
@@ -403,16 +403,13 @@ async def await_exit_status(screen: Screen, work: Awaitable[int], reactor: Any) 
     """
     received: list[int] = []
 
-    async def whole() -> int:
-        return await work
-
     def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
         if number != signal.SIGHUP or len(received) == 1:
             reactor.callFromThread(lambda: deferred.cancel())
 
     with handle_signals(handle):
-        deferred = Deferred.fromCoroutine(whole())
+        deferred = Deferred.fromCoroutine(work)
         try:
             status = await deferred
         except CancelledError:
