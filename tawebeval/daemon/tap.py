@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import os
+import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from twisted.application.service import IService
+from twisted.internet import pollreactor
 from twisted.logger import Logger
 from twisted.python import usage
 
@@ -34,6 +38,24 @@ _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 _SHELL_IGNORES = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 log = Logger()
+
+
+def install_reactor() -> None:
+    """Use poll(2) if an evaluator that has outlived the daemon has all epoll watches of the user.
+
+    Otherwise no daemon could start, and none would hold that evaluator to its time.
+    """
+    reading, writing = os.pipe()
+    try:
+        with select.epoll() as epoll:
+            epoll.register(reading)
+    except OSError as error:
+        if error.errno == errno.ENOSPC and "twisted.internet.reactor" not in sys.modules:
+            log.warn("no epoll watch is left: poll(2) is used; raise fs.epoll.max_user_watches")
+            pollreactor.install()
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def reset_inherited_signals() -> None:
@@ -141,6 +163,7 @@ def makeService(
     Raises: SystemExit, with a message, as root and for an invalid configuration.
     """
     if reactor is None:
+        install_reactor()
         from twisted.internet import reactor
 
         use_monotonic_clock(reactor)

@@ -199,6 +199,32 @@ class MakeServiceTests(SynchronousTestCase):
         self.assertIn(str(self.root), self.fail_to_make())
 
 
+WITHOUT_WATCHES = """
+import errno, select
+from tawebeval.daemon.tap import install_reactor
+
+class FullEpoll:
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        pass
+    def register(self, descriptor, events=0):
+        raise OSError(errno.ENOSPC, "no watch")
+
+if {is_full}:
+    select.epoll = FullEpoll
+install_reactor()
+from twisted.internet import reactor
+print(type(reactor).__name__)
+"""
+
+
+class ReactorTests(SynchronousTestCase):
+    def test_daemon_starts_though_an_evaluator_has_all_epoll_watches(self) -> None:
+        for is_full, name in ((True, "PollReactor"), (False, "EPollReactor")):
+            self.assertEqual(printed_by(WITHOUT_WATCHES.format(is_full=is_full)).strip(), name)
+
+
 class PluginTests(SynchronousTestCase):
     """The plugin that twistd finds."""
 
