@@ -156,6 +156,7 @@ LABEL_OPTION = label_option(help="Mark the evaluation with a label, for lists an
 CALLBACK_OPTION = text_option(
     "--callback-url", metavar="URL", help="Send a POST to this URL when the evaluation ends."
 )
+environment_option = partial(text_option, "--environment", metavar="NAME")
 problem_option = partial(text_option, "--problem", metavar="NAME")
 DETACH_OPTION = click.option(
     "--detach", is_flag=True, help="Print the evaluation's identifier and exit."
@@ -179,10 +180,8 @@ DETACH_OPTION = click.option(
 )
 @DIRECTORY_OPTION
 @SEED_OPTION
-@text_option(
-    "--environment",
-    metavar="NAME",
-    help="Run in this environment of the server's, instead of the machine's own programs.",
+@environment_option(
+    help="Run in this environment of the server's, instead of the machine's own programs."
 )
 @LIMIT_OPTION
 @LABEL_OPTION
@@ -554,10 +553,8 @@ def _find_directory(context: click.Context, parameter: click.Parameter, path: Pa
 @evaluator_option(required=True)
 @DIRECTORY_OPTION
 @SEED_OPTION
-@text_option(
-    "--environment",
-    metavar="NAME",
-    help="Run in this environment of --config, instead of the machine's own programs.",
+@environment_option(
+    help="Run in this environment of --config, instead of the machine's own programs."
 )
 @LIMIT_OPTION
 @CONFIG_OPTION

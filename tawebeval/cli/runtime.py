@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -136,7 +136,8 @@ def run_with_client(
     server: ServerAccess, screen: Screen, work: Callable[[CommandContext], int | None]
 ) -> NoReturn:
     """Exit with the status that `work` returns, GOOD for None; print why it failed."""
-    with InterruptHandler() as interrupt_handler:
+    interrupt_handler = InterruptHandler()
+    with handle_signals(interrupt_handler.on_signal):
         try:
             with server.make_client(screen) as client:
                 status = work(CommandContext(server, client, screen, interrupt_handler)) or GOOD
@@ -151,7 +152,7 @@ class Interrupted(Exception):
 
 @attrs.define
 class InterruptHandler:
-    """A context in which SIGINT, SIGTERM and SIGHUP raise Interrupted, once.
+    """Handler of SIGINT, SIGTERM and SIGHUP that raises Interrupted, once.
 
     The next SIGINT or SIGTERM ends the process. A further SIGHUP has no effect, as the shell and
     the kernel may both send one.
@@ -160,14 +161,6 @@ class InterruptHandler:
     received_signals: list[int] = attrs.field(factory=list)
     _is_held: bool = False
     _is_pending: bool = False
-    _restored: ExitStack = attrs.field(factory=ExitStack)
-
-    def __enter__(self) -> InterruptHandler:
-        self._restored.enter_context(handle_signals(self._handle))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restored.close()
 
     @contextmanager
     def defer_interrupt(self) -> Iterator[None]:
@@ -181,7 +174,8 @@ class InterruptHandler:
             self._is_pending = False
             raise Interrupted
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Raise Interrupted for the first signal. To be called by `handle_signals`."""
         self.received_signals.append(number)
         if number == signal.SIGHUP and len(self.received_signals) > 1:
             return

@@ -12,6 +12,7 @@ from tawebeval.cli.runtime import (
     InterruptHandler,
     RetryMessages,
     ServerAccess,
+    handle_signals,
     run_with_client,
 )
 from tests.cases.agents import Fate
@@ -31,7 +32,8 @@ class SignalTests(SynchronousTestCase):
 
     def test_first_signal_interrupts_and_the_next_ctrl_c_ends_the_program(self) -> None:
         for number in NUMBERS:
-            with InterruptHandler() as interrupt_handler:
+            interrupt_handler = InterruptHandler()
+            with handle_signals(interrupt_handler.on_signal):
                 self.assertRaises(Interrupted, signal.raise_signal, number)
                 self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
                 self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
@@ -41,7 +43,8 @@ class SignalTests(SynchronousTestCase):
                 self.assertEqual(signal.getsignal(each), signal.SIG_DFL)
 
     def test_deferred_signal_interrupts_once_at_the_end_of_the_block(self) -> None:
-        with InterruptHandler() as interrupt_handler:
+        interrupt_handler = InterruptHandler()
+        with handle_signals(interrupt_handler.on_signal):
             done = False
             with self.assertRaises(Interrupted), interrupt_handler.defer_interrupt():
                 signal.raise_signal(signal.SIGINT)
@@ -52,7 +55,8 @@ class SignalTests(SynchronousTestCase):
 
     def test_ignored_sighup_stays_ignored(self) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with InterruptHandler() as interrupt_handler:
+        interrupt_handler = InterruptHandler()
+        with handle_signals(interrupt_handler.on_signal):
             signal.raise_signal(signal.SIGHUP)
         self.assertEqual(interrupt_handler.received_signals, [])
         self.assertEqual(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
