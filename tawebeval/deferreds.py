@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from threading import Thread
@@ -223,22 +223,15 @@ class WorkerThreads:
         return (await wait_despite_cancellation(ended))()
 
 
-@attrs.frozen
-class _Call:
-    """Blocking call that may be repeated; `on_success` is called after it has succeeded."""
-
-    purpose: str
-    call: Callable[..., object]
-    arguments: Sequence[Any]
-    on_success: Callable[[], object]
-
-
 @attrs.define(eq=False)
 class RetryQueue:
     """Queue of the calls that raised OSError; they are repeated now and then, until one fails."""
 
     _threads: WorkerThreads
-    _kept: deque[_Call] = attrs.field(factory=deque)
+    # Purpose, call, and what is called after it has succeeded.
+    _kept: deque[tuple[str, Callable[[], object], Callable[[], object]]] = attrs.field(
+        factory=deque
+    )
     _is_busy: bool = False
 
     def __len__(self) -> int:
@@ -260,7 +253,7 @@ class RetryQueue:
         except OSError as error:
             words = "{what} has failed, and will be tried again: {error}"
             log.error(words, what=purpose, error=error)  # noqa: TRY400  (no defect: no traceback)
-            self._kept.append(_Call(purpose, call, arguments, on_success))
+            self._kept.append((purpose, partial(call, *arguments), on_success))
         else:
             on_success()
 
@@ -273,17 +266,18 @@ class RetryQueue:
     async def _retry(self) -> None:
         try:
             for _ in range(len(self._kept)):
-                kept = self._kept.popleft()
+                purpose, call, on_success = self._kept.popleft()
                 try:
-                    await self._threads.run_in_thread(kept.call, *kept.arguments)
+                    await self._threads.run_in_thread(call)
                 except OSError:
-                    self._kept.append(kept)  # behind the others, which may lack nothing
+                    # Behind the others, which may lack nothing.
+                    self._kept.append((purpose, call, on_success))
                     break
                 except Exception:  # noqa: BLE001  (the other calls are still made)
-                    log.failure("defect: {what} has failed for good", what=kept.purpose)
+                    log.failure("defect: {what} has failed for good", what=purpose)
                 else:
-                    log.info("{what} has succeeded now", what=kept.purpose)
-                    kept.on_success()
+                    log.info("{what} has succeeded now", what=purpose)
+                    on_success()
         finally:
             self._is_busy = False
 
