@@ -33,7 +33,7 @@ from tawebeval.client import Forbidden
 from tawebeval.client.operations import normalize_server_url
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import replace_private_file
-from tawebeval.linux.privileges import get_user_name, read_secret_file
+from tawebeval.linux.privileges import get_user_name, parse_text_file
 
 _DEFAULT_SERVER = "http://127.0.0.1:8080"
 _OTHERS_MODE = 0o077
@@ -182,7 +182,7 @@ def _read_token(path: Path | None) -> str:
     if path is None:
         return _check_token(os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE)
     try:
-        token = read_secret_file(path, str.strip)
+        token = parse_text_file(path, str.strip)
     except ConfigurationError as error:
         raise click.BadParameter(str(error), param_hint="--token-file") from None
     if not token:

@@ -34,7 +34,7 @@ from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.run import KILL_GRACE
 from tawebeval.linux.filetree import open_regular_file
-from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner
+from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner, parse_text_file
 from tawebeval.slurm.job import MAX_KILL_SECONDS
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
@@ -205,10 +205,10 @@ def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configu
     `listen` replaces its endpoints unless it is empty. The file of `evaluations.problems` adds
     problems; the texts of statements replace their paths. Raises: ConfigurationError.
     """
-    configuration = Configuration() if path is None else _read(path, parse_configuration)
+    configuration = Configuration() if path is None else parse_text_file(path, parse_configuration)
     if configuration.evaluations.problems:
         problems = Path(configuration.evaluations.problems)
-        configuration = _read(problems, partial(add_problems, configuration))
+        configuration = parse_text_file(problems, partial(add_problems, configuration))
     configuration = _read_statements(configuration)
     return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
 
@@ -219,24 +219,6 @@ def check_configuration(path: Path | None) -> None:
     Not the secret files that it names: systemd closes those of LoadCredential= to a reload.
     """
     check_visible_paths(read_configuration(path), path, os.environ)
-
-
-def _read(path: Path, parse: Callable[[str], Configuration]) -> Configuration:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except PermissionError:
-        raise ConfigurationError(
-            f"{path}: the user of this process (uid {os.geteuid()}) cannot read the file; use chown"
-            " or chmod"
-        ) from None
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot read the file: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: not UTF-8: {error}") from None
-    try:
-        return parse(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
 
 
 def _read_statements(configuration: Configuration) -> Configuration:

@@ -37,7 +37,7 @@ from tawebeval.core.hosts import (
 from tawebeval.errors import ConfigurationError, EvaluationFailure, ForbiddenHost, format_size
 from tawebeval.linux.privileges import (
     ReloadableFiles,
-    read_secret_file,
+    parse_text_file,
     warn_of_file_readable_by_others,
 )
 from tawebeval.pinned_agent import LOOKUP_TIMEOUT, CheckedResolver, LookupUnanswered, UnknownHost
@@ -263,7 +263,7 @@ class GitKeyring:
                 f" (LoadCredential={name}:FILE in the unit)"
             )
         try:
-            content = read_secret_file(path, parse)
+            content = parse_text_file(path, parse)
         except ConfigurationError as error:
             raise ConfigurationError(f"{setting}: {error}") from None
         if not setting.endswith("known_hosts_file"):

@@ -12,7 +12,7 @@ The rights that prctl(2) and capset(2) take away are the calling thread's, so th
 thread.
 
 Its directories have to be its own (`check_owner`). Secret files are tokens, credentials and signing
-keys. They are read here (`read_secret_file`), and the operator is warned of a file that every user
+keys. They are read here (`parse_text_file`), and the operator is warned of a file that every user
 of the machine can read. `ReloadableFiles` are files that a reload of the daemon reads again.
 """
 
@@ -251,7 +251,7 @@ _OTHERS_MODE = 0o007  # the mode bits that give every user of the machine access
 Content = TypeVar("Content")
 
 
-def read_secret_file(path: Path, parse: Callable[[str], Content]) -> Content:
+def parse_text_file(path: Path, parse: Callable[[str], Content]) -> Content:
     """Return `parse(text)` of a UTF-8 file. Blocks.
 
     Raises: ConfigurationError, with the path; also for a ConfigurationError of `parse`.

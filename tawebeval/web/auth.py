@@ -43,7 +43,7 @@ from tawebeval.errors import (
     Unauthorized,
 )
 from tawebeval.evaluations.store import EvaluationStore, LinkRow
-from tawebeval.linux.privileges import ReloadableFiles, find_secret_file, read_secret_file
+from tawebeval.linux.privileges import ReloadableFiles, find_secret_file, parse_text_file
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import Query, get_header, get_query_number
 
@@ -197,7 +197,7 @@ def find_metrics_token_file(
 
 def read_token_file(path: Path) -> TokenHashes:
     """Parse the token file at `path`. Raises: ConfigurationError, with file and line."""
-    return read_secret_file(path, parse_tokens)
+    return parse_text_file(path, parse_tokens)
 
 
 PROBLEM_ROUTE = "/problems/<name>"

@@ -18,7 +18,7 @@ from tawebeval.core.tokens import ANONYMOUS_CALLER, CALLER_NAME_PATTERN, read_un
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.privileges import (
     find_secret_file,
-    read_secret_file,
+    parse_text_file,
     warn_of_file_readable_by_others,
 )
 
@@ -86,7 +86,7 @@ def read_signing_secrets(path: Path) -> SigningSecrets:
     setting, the file and the line.
     """
     try:
-        found = read_secret_file(path, parse_secrets)
+        found = parse_text_file(path, parse_secrets)
         mode = path.stat().st_mode
     except (ConfigurationError, OSError) as error:
         raise ConfigurationError(f"{SECRETS_SETTING}: {error}") from None
