@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tawebeval.core.events import EventRing
 from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.daemon.tap import keep_freed_memory
 
 _EVENTS = 1_000_000
 _LINE = b"123456789\n"
@@ -26,6 +27,7 @@ def resident() -> int:
 
 def main() -> None:
     """Fill a ring, and report."""
+    keep_freed_memory()  # as the daemon does at its start
     chunk = int(sys.argv[1])
     text = _LINE * (chunk // len(_LINE) + 1)
     parser, ring = SegiParser(Markers.generate(os.urandom)), EventRing()

@@ -25,6 +25,7 @@ from tawebeval.core.events import (
     EventMemory,
 )
 from tawebeval.core.segi import Markers
+from tawebeval.daemon.tap import keep_freed_memory
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 
 _READ = 64 * 1024
@@ -59,6 +60,7 @@ def measure_turns(markers: Markers, stdout: bytes, folder: Path) -> Iterator[flo
 
 def main() -> None:
     """Measure, and report."""
+    keep_freed_memory()  # as the daemon does at its start
     gc.disable()
     markers = Markers.generate(os.urandom)
     plain = (b"x" * 99 + b"\n") * (_SIZE // 100)

@@ -19,6 +19,7 @@ from tawebeval.core.events import (
 )
 from tawebeval.core.form import EvaluationRequest, Repository, pack_request
 from tawebeval.core.segi import Markers
+from tawebeval.daemon.tap import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.eventlog import (
@@ -52,6 +53,7 @@ class MeasuredRun(Run):
 
 def main() -> None:
     """Run the writer, store its events and read them, and report."""
+    keep_freed_memory()  # as the daemon does at its start
     with tempfile.TemporaryDirectory() as folder:
         _measure(Path(folder))
 

@@ -4,7 +4,8 @@ Each way runs in a fresh process, from the first bytes received to the last. The
 program, far slower, gets fewer bytes. Lines of 100 bytes have no row: they lie between the others.
 
 Tried without success: reads of 32 or 128 KiB in place of 64 (256 KiB: twice the time for short
-lines); `in`, `re` or `translate` in place of `rfind` to find blank lines; mallopt(3).
+lines); `in`, `re` or `translate` in place of `rfind` to find blank lines; `M_MMAP_THRESHOLD`
+without `M_TRIM_THRESHOLD`.
 """
 
 from __future__ import annotations

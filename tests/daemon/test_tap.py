@@ -194,6 +194,12 @@ class MakeServiceTests(SynchronousTestCase):
         self.assertIn("as root: tawebeval serve --user NAME", self.fail_to_make())
         self.assertFalse(self.root.exists())
 
+    def test_memory_of_events_is_kept(self) -> None:
+        told: list[bool] = []
+        self.patch(tap, "keep_freed_memory", lambda: told.append(True))
+        self.make()
+        self.assertEqual(told, [True])
+
     def test_unusable_directories_are_refused(self) -> None:
         self.root.write_text("no directory")
         self.assertIn(str(self.root), self.fail_to_make())

@@ -253,7 +253,7 @@ class RemoveTests(SynchronousTestCase):
         os.close(here)
 
     def test_what_cannot_be_removed_is_named(self) -> None:
-        self.dig(50)
+        self.dig(100)
         for name in ("rm", "chmod"):
             program = _write_program(self.mktemp(), f"{name}: No way")
             self.patch(module, f"_{name.upper()}", program)
@@ -261,6 +261,15 @@ class RemoveTests(SynchronousTestCase):
             remove_tree(self.tree.parent)
         self.assertEqual(caught.exception.filename, str(self.tree.parent))
         self.assertEqual(caught.exception.strerror, "rm: No way")
+
+    def test_few_entries_are_removed_without_a_program(self) -> None:
+        self.dig(3)
+        closed = self.tree.parent / "closed"
+        closed.mkdir()
+        closed.chmod(0)
+        self.patch(module, "_RM", "/nonexistent")
+        remove_tree(self.tree.parent)
+        self.assert_removed()
 
     def test_odd_names_are_removed(self) -> None:
         for name in (b"-rf", b"--", b"\xff\n", b" "):
