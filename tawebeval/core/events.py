@@ -19,9 +19,10 @@ The log holds the events from `begin_cursor` to `end_cursor`; an acknowledgement
 before it, and nothing else discards an event.
 
 A *ring* (`EventRing`) holds consecutive events as batches of JSON Lines, with their times. A batch
-is neither much smaller nor larger than 16 KiB, unless it is one event: so there are few objects,
-and the place of a cursor inside a batch is found quickly. A mark for each change of the time has
-the time and the cursor of its first event, so times cost little where events are printed quickly.
+is neither much smaller than 16 KiB nor larger than 128 KiB, unless it is one event: so there are
+few objects, and the place of a cursor inside a batch is found quickly. A mark for each change of
+the time has the time and the cursor of its first event, so times cost little where events are
+printed quickly.
 
 A *segment* is a number of consecutive events, and their source: a checkpoint of the parser and the
 place in stdout from which the parser went on there. `EventMemory` bounds the bytes of all logs
@@ -308,7 +309,8 @@ class EventTimes:
         return max(0, bisect_right(self._cursors, cursor) - 1)
 
 
-MAX_BATCH_BYTES = 16 * 1024  # bytes of a batch of several events: some 20 µs to walk over
+_JOINED = 16 * 1024  # bytes up to which batches are joined: some 20 µs to walk over
+_MAX_BATCH_BYTES = 128 * 1024  # of several events; a block of stdout with lines of usual length
 _TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as many times
 
 
@@ -335,7 +337,7 @@ class EventRing:
         self._times.record_time(self.end_cursor, time_ms)
         self.end_cursor += batch.count
         self.line_bytes += len(batch.lines)
-        if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= MAX_BATCH_BYTES:
+        if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= _JOINED:
             self.batches[-1] += batch
         else:
             self.batches += _cut_batch(batch)
@@ -394,10 +396,13 @@ class EventRing:
 
 
 def _cut_batch(batch: EventBatch) -> Iterator[EventBatch]:
-    """Yield a batch in parts of at most `MAX_BATCH_BYTES`, or of one event."""
+    """Yield a batch in parts of at most `_MAX_BATCH_BYTES`, or of one event."""
     lines, at = batch.lines, 0
+    if len(lines) <= _MAX_BATCH_BYTES:  # not counted again
+        yield batch
+        return
     while at < len(lines):
-        end = lines.rfind(b"\n", at, at + MAX_BATCH_BYTES) + 1 or lines.index(b"\n", at) + 1
+        end = lines.rfind(b"\n", at, at + _MAX_BATCH_BYTES) + 1 or lines.index(b"\n", at) + 1
         yield EventBatch(lines.count(b"\n", at, end), lines[at:end])
         at = end
 

@@ -161,14 +161,14 @@ class AppendTests(SynchronousTestCase):
 
     def test_large_batches_are_cut_between_events(self) -> None:
         ring = filled(1, 1)
-        large = encode_text_events(b"x" * 20_000)
-        ring.append_batch(large + numbers(3, 1000), 0)
+        large = encode_text_events(b"x" * 160_000)
+        ring.append_batch(large + numbers(3, 10_000), 0)
         self.assertEqual(ring.batches[1], large)
-        self.assertEqual(len(ring.batches), 4)
+        self.assertEqual(len(ring.batches), 5)
         for batch in ring.batches[2:]:
-            self.assertLessEqual(len(batch.lines), 16 * 1024)
+            self.assertLessEqual(len(batch.lines), 128 * 1024)
             self.assertEqual(batch.count, batch.lines.count(b"\n"))
-        self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 1000))
+        self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 10_000))
 
 
 class ReadTests(SynchronousTestCase):
