@@ -49,7 +49,6 @@ def _integration(names: str) -> str:
 USES = (
     Use("git libseccomp.so.2 /usr/bin/python3", "tests", needed=True),
     Use("bwrap curl", f"tests.integration {_SANDBOXED}", needed=True),
-    Use("xz", "tests.sandbox.test_environments", needed=True),
     Use("systemd-analyze", f"tests.test_units tests.test_container_files {_integration(_BOOTED)}"),
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk")),
     Use("lintian", _integration("test_debian"), optional=True),

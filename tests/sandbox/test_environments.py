@@ -202,7 +202,7 @@ class StoreTests(SynchronousTestCase):
         return str(error)
 
     def test_second_import_of_an_archive_makes_no_copy(self) -> None:
-        archive = self.archive(kind="w:xz")
+        archive = self.archive(kind="w:gz")
         one = self.import_archive(archive)
         self.assertTrue(one.was_added)
         self.assertEqual(
