@@ -117,11 +117,12 @@ def split_batch(batch: EventBatch, count: int) -> tuple[EventBatch, EventBatch]:
     )
 
 
-def encode_text_events(block: bytes) -> EventBatch:
+def encode_text_events(block: bytes, may_have_blank_lines: bool = True) -> EventBatch:
     """Encode stdout as text events: one for each line and one for each line terminator.
 
     Bytes that are not UTF-8 become U+FFFD. `block` must end between two characters and have no
-    line over the limit of one event.
+    line over the limit of one event. The caller may know that no two line terminators in it are
+    adjacent: then they are not looked for.
     """
     if not block:
         return EMPTY_BATCH
@@ -141,7 +142,8 @@ def encode_text_events(block: bytes) -> EventBatch:
     # Each terminator became two events. (Counting terminators costs more than this division.)
     terminators = (len(lines) - len(framed)) // (len(_BETWEEN_LINES) - len(stand_in))
     count += 1 + 2 * terminators
-    if BLANK_LINE.search(block) or LINE_TERMINATOR[0] in (block[0], block[-1]):
+    has_blank_lines = may_have_blank_lines and BLANK_LINE.search(block)
+    if has_blank_lines or LINE_TERMINATOR[0] in (block[0], block[-1]):
         # Blank lines left text events with nothing in them. No payload can contain
         # the bytes of such an event, for a payload's quotes are escaped.
         length = len(lines)

@@ -561,11 +561,12 @@ class SegiParser:
                     begin, end = marker, place
         cut = end if begin else _find_last_line(data, at, end)
         block = data[at:cut]
-        if len(block) > _SHORT and BLANK_LINE.search(block):
+        may_have_blank_lines = len(block) <= _SHORT
+        if not may_have_blank_lines and BLANK_LINE.search(block):
             begin, end = b"", at + _SHORT
             cut = _find_last_line(data, at, end)
-            block = data[at:cut]
-        self._emit_text(block)
+            block, may_have_blank_lines = data[at:cut], True
+        self._emit_text(block, may_have_blank_lines)
         self._at = cut
         if begin:
             self._at += len(LINE_TERMINATOR + begin + LINE_TERMINATOR)
@@ -573,12 +574,12 @@ class SegiParser:
             return True
         return end < len(data)
 
-    def _emit_text(self, block: bytes) -> None:
+    def _emit_text(self, block: bytes, may_have_blank_lines: bool = True) -> None:
         if block and self._is_imagined:
             self._is_imagined = False
             block = block[1:]
         for piece in split_long_lines(block, _PIECE):
-            self._emit(encode_text_events(piece))
+            self._emit(encode_text_events(piece, may_have_blank_lines))
 
     def _measure_flushable(self) -> int:
         """Return the size in bytes of the input that is text whatever bytes follow."""
