@@ -53,6 +53,7 @@ USES = (
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk")),
     Use("lintian", _integration("test_debian"), optional=True),
     Use("bash zsh fish", _integration("test_debian test_install")),
+    Use("jq", _integration("test_documented_commands")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
     Use("/usr/bin/node", _integration("test_client_packages test_page_modules")),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
