@@ -37,7 +37,7 @@ test: ## run the tests; a part of them with TESTS=tests.core.test_event_log
 	@$(PYTHON) tests/programs.py --skipped $(TESTS)
 	$(BIN)/python tests/run.py $(TESTS)
 
-fuzz: ## try what strangers may send, for FUZZ_SECONDS=600; FUZZ_SEED=, TARGETS=
+fuzz: ## try what strangers may send, for FUZZ_SECONDS=600; FUZZ_SEED=, FUZZ_ROUNDS=, TARGETS=
 	$(SETUP) --extras test $$($(PYTHON) tests/programs.py tests.fuzz)
 	$(BIN)/python -m tests.fuzz $(TARGETS)
 

@@ -3,7 +3,9 @@
 The targets share FUZZ_SECONDS equally; each processor runs a process for the target whose turn it
 is. A finding is printed with its smallest example and the decorator that repeats the example. The
 next run begins with what build/fuzz has of earlier findings. With FUZZ_SEED, a text, each run tries
-the same examples in the same order, and no earlier findings; a faster machine tries more of them.
+the same examples in the same order, and no earlier findings. With FUZZ_ROUNDS each process tries
+its property so many times a hundred examples, or what the property makes of them, in place of
+FUZZ_SECONDS: so a run with both has the same verdict on each machine.
 
 The exit status is 0 only if nothing was found.
 """
@@ -72,10 +74,10 @@ class Outcome(NamedTuple):
     findings: list[str]
 
 
-def work(name: str, seconds: float, seeds: str) -> None:
+def work(name: str, seconds: float, rounds: int, seeds: str) -> None:
     """Try a property, as trial names it, until it fails or the time is over; print the outcome.
 
-    `seeds` chooses the examples; "" is chance.
+    `rounds` are an end in place of the time, or 0; `seeds` chooses the examples, "" is chance.
     """
     settings.register_profile(
         "fuzz",
@@ -105,11 +107,11 @@ def work(name: str, seconds: float, seeds: str) -> None:
     function.hypothesis.inner_test = watched
     with tempfile.TemporaryDirectory(prefix="tawebeval-fuzz-") as directory:
         os.chdir(directory)
-        for number in count():
+        for number in range(rounds) if rounds else count():
             if seeds:
                 seed(f"{seeds} {number}")(function)
             case.run(result)
-            if not result.wasSuccessful() or time.monotonic() >= end:
+            if not result.wasSuccessful() or (not rounds and time.monotonic() >= end):
                 break
         os.chdir(ROOT)
     findings = [f"{name}\n{text}" for _, text in (*result.failures, *result.errors)]
@@ -120,9 +122,9 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise AssertionError(f"one example takes over {_LONGEST} seconds")
 
 
-def start_worker(name: str, seconds: float, seeds: str) -> Outcome:
+def start_worker(name: str, seconds: float, rounds: int, seeds: str) -> Outcome:
     """Run a process that tries a property; return what it has printed."""
-    command = [sys.executable, "-m", "tests.fuzz", "--work", name, str(seconds), seeds]
+    command = [sys.executable, "-m", "tests.fuzz", "--work", name, str(seconds), str(rounds), seeds]
     environment = {**os.environ, "PYTHONHASHSEED": "0"} if seeds else None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, env=environment)
     try:
@@ -140,6 +142,7 @@ def main(targets: Sequence[str]) -> int:
         return 2
     targets = targets or list(TARGETS)
     seconds = float(os.environ.get("FUZZ_SECONDS", "600")) / len(targets)
+    rounds = int(os.environ.get("FUZZ_ROUNDS", "0"))
     processors = len(os.sched_getaffinity(0))
     seeds = os.environ.get("FUZZ_SEED", "")
     found = 0
@@ -147,10 +150,14 @@ def main(targets: Sequence[str]) -> int:
         workers = {
             target: [
                 threads.submit(
-                    start_worker, name, seconds / len(TARGETS[target]), seeds and f"{seeds} {one}"
+                    start_worker,
+                    name,
+                    seconds / len(TARGETS[target]),
+                    rounds,
+                    seeds and f"{seeds} {one}",
                 )
                 for name in TARGETS[target]
-                for one in range(processors)
+                for one in range(1 if rounds else processors)
             ]
             for target in targets
         }
@@ -172,6 +179,6 @@ def main(targets: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], float(sys.argv[3]), sys.argv[4])
+        work(sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
     else:
         sys.exit(main(sys.argv[1:]))
