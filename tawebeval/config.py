@@ -10,9 +10,10 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from ipaddress import ip_network
 from math import inf
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -84,21 +85,6 @@ def _add_unit(bound: re.Match[str]) -> str:
     """Return the bound of a range, also in a larger unit if it seems to be a size."""
     number = int(bound[0])
     return bound[0] if number % KIB else f"{number} ({format_size(number)})"
-
-
-def _describe_error(message: str, path: str, value: object) -> str:
-    """Return the message about the `value` at `path`, from that of msgspec or of a section."""
-    shown = "the value" if _SECRET.search(path) else _format_value(value)
-    if message in _WORDS:
-        return f"{shown} should be {_WORDS[message]}"
-    if message.startswith("not allowed"):
-        return f"{shown} is {message}"
-    if expected := re.fullmatch("Expected `([a-z |]+)`(.*)", message):
-        form = " or ".join(_FORMS.get(kind, kind) for kind in expected[1].split(" | "))
-        bounds = "" if expected[2].startswith(", got") else _BOUND.sub(_add_unit, expected[2])
-        return f"{shown} is not allowed; write {form}{bounds}"
-    missing = re.fullmatch("Object missing required field `(.*)`", message)
-    return f"{missing[1]} is required" if missing else message
 
 
 _FORMS = {
@@ -173,9 +159,6 @@ _Origin = Annotated[
         " end, or '*'",
     ),
 ]
-
-
-Table = TypeVar("Table", bound=Struct)
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -637,9 +620,7 @@ def parse_configuration(text: str) -> Configuration:
 
     Raises ConfigurationError with the path of the wrong key.
     """
-    settings = _load_toml(text, "the configuration")
-    named = {table: _convert_named_tables(settings, table) for table in NAMED_TABLES}
-    configuration = structs.replace(_convert(settings, Configuration), **named)
+    configuration: Configuration = _convert(_load_toml(text, "the configuration"), Configuration)
     _check_environments(configuration)
     _check_runner(configuration)
     check_problems(configuration, configuration.problems)
@@ -652,8 +633,8 @@ def add_problems(configuration: Configuration, text: str) -> Configuration:
     Raises ConfigurationError with the path of the wrong key.
     """
     problems = dict(configuration.problems)
-    tables = {"problems": _load_toml(text, "the file")}
-    added = _convert_named_tables(tables, "problems")
+    tables = _load_toml(text, "the file")
+    added: dict[str, ProblemSettings] = _convert(tables, dict[str, ProblemSettings], "problems")
     for name, problem in added.items():
         if name in problems:
             raise ConfigurationError(
@@ -742,19 +723,6 @@ def _check_runner(configuration: Configuration) -> None:
         )
 
 
-def _convert_named_tables(settings: dict[str, Any], table: str) -> dict[str, Any]:
-    """Remove the tables with names from `settings`, convert each, and return them by name."""
-    tables = settings.get(table, {})
-    if not isinstance(tables, dict):
-        return {}  # the error about the whole says so
-    _check_table_count(table, len(tables))
-    settings.pop(table, None)
-    return {
-        name: _convert(content, NAMED_TABLES[table], _check_table_name(table, name))
-        for name, content in tables.items()
-    }
-
-
 def _check_table_count(table: str, count: int) -> None:
     most = MAX_NAMED_TABLES[table]
     if count > most:
@@ -772,39 +740,83 @@ def _check_table_name(table: str, name: str) -> str:
     return f'{table}."{name}"' if "." in name else f"{table}.{name}"
 
 
-def _convert(settings: Any, kind: type[Table], place: str = "") -> Table:
-    """Return the settings of the table at the path `place`. Raises ConfigurationError."""
-    for name in settings if isinstance(settings, dict) else ():
-        if name not in kind.__struct_fields__:
-            raise ConfigurationError(_escape(_describe_unknown(name, place)))
-    try:
-        return msgspec.convert(_read_sizes(settings, kind, place), kind)
-    except msgspec.ValidationError as error:
-        message = _with_path(str(error), settings, kind, place)
-        raise ConfigurationError(_escape(message)) from None
+def _convert(value: Any, kind: Any, path: str = "") -> Any:
+    """Return the value of the setting at `path`, checked against its type.
 
-
-def _read_sizes(settings: Any, kind: type[Struct], place: str) -> Any:
-    """Return the settings of the table at the path `place`, with bytes for sizes such as "256M".
-
-    Raises ConfigurationError for a text that is not a size.
+    Raises ConfigurationError with the path of the wrong key.
     """
+    base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    given, inner = value, get_args(base)
+    if isinstance(base, type) and issubclass(base, Section):
+        return _convert_section(value, base, path)
+    if get_origin(base) is tuple and isinstance(value, list):
+        value = [_convert(one, inner[0], f"{path}[{number}]") for number, one in enumerate(value)]
+    elif get_origin(base) is dict and isinstance(value, dict):
+        if path in NAMED_TABLES:
+            _check_table_count(path, len(value))
+        value = {
+            name: _convert(
+                one,
+                inner[1],
+                _check_table_name(path, name) if path in NAMED_TABLES else f"{path}.{name}",
+            )
+            for name, one in value.items()
+        }
+    elif _is_size(kind) and type(value) is not int:
+        size = parse_size(value) if isinstance(value, str) else None
+        if size is None:
+            raise ConfigurationError(
+                _escape(f"{path}: {_format_value(value)} is not a size"),
+                'write a number of bytes, or a text with K, M, G or T, such as "256M"',
+            )
+        value = size
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _make_error(path, given, str(error), inner) from None
+
+
+def _convert_section(settings: Any, kind: type[Section], path: str) -> Section:
+    """Return the table at `path`, with defaults for missing settings."""
     if not isinstance(settings, dict):
-        return settings
-    read = dict(settings)
-    for field in structs.fields(kind):
-        path, value = f"{place}.{field.name}".lstrip("."), settings.get(field.name)
-        if isinstance(field.type, type) and issubclass(field.type, Section):
-            if value is not None:
-                read[field.name] = _read_sizes(value, field.type, path)
-        elif _is_size(field.type) and value is not None and type(value) is not int:
-            read[field.name] = size = parse_size(value) if isinstance(value, str) else None
-            if size is None:
-                raise ConfigurationError(
-                    _escape(f"{path}: {_format_value(value)} is not a size"),
-                    'write a number of bytes, or a text with K, M, G or T, such as "256M"',
-                )
-    return read
+        raise _make_error(path, settings, "Expected `object`")
+    types = _read_types(kind)
+    if unknown := [name for name in settings if name not in types]:
+        raise ConfigurationError(_escape(_describe_unknown(unknown[0], path)))
+    read = {
+        name: _convert(value, types[name], f"{path}.{name}".lstrip("."))
+        for name, value in settings.items()
+    }
+    try:
+        return msgspec.convert(read, kind)
+    except msgspec.ValidationError as error:
+        raise _make_error(path, settings, str(error)) from None
+
+
+@cache
+def _read_types(kind: type[Section]) -> Mapping[str, Any]:
+    return {field.name: field.type for field in structs.fields(kind)}
+
+
+def _make_error(path: str, value: object, message: str, allowed: Sequence[Any] = ()) -> Exception:
+    """Return the error about the `value` at `path`, from the message of msgspec or of a section.
+
+    A section that rejects one of its keys begins its message with a dot and that key.
+    """
+    shown = "the value" if _SECRET.search(path) else _format_value(value)
+    if message.startswith("."):
+        return ConfigurationError(_escape(path + message))
+    if message in _WORDS:
+        message = f"{shown} should be {_WORDS[message]}"
+    elif message.startswith("Invalid enum value"):
+        message = f"{shown} is not allowed; allowed: {', '.join(allowed)}"
+    elif expected := re.fullmatch("Expected `([a-z |]+)`(.*)", message):
+        form = " or ".join(_FORMS.get(kind, kind) for kind in expected[1].split(" | "))
+        bounds = "" if expected[2].startswith(", got") else _BOUND.sub(_add_unit, expected[2])
+        message = f"{shown} is not allowed; write {form}{bounds}"
+    elif missing := re.fullmatch("Object missing required field `(.*)`", message):
+        message = f"{missing[1]} is required"
+    return ConfigurationError(_escape(f"{path}: {message}"))
 
 
 def _is_size(kind: Any) -> bool:
@@ -846,42 +858,3 @@ def _list_settings(table: type[Struct], path: str = "") -> Iterator[str]:
 
 def _escape(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _with_path(message: str, settings: Any, kind: type[Struct], place: str) -> str:
-    """Return a message of msgspec with the key's path, `$.section` at its end, put in front.
-
-    `settings` are those of the table `kind` at the path `place`. A section that rejects one of its
-    keys begins its message with a dot and that key.
-    """
-    placed = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, re.DOTALL)
-    message, path = placed.groups() if placed else (message, "")
-    if message.startswith("."):
-        return ".".join(filter(None, (place, path))) + message
-    path, any_key, _ = path.partition("[...]")
-    value: Any = settings
-    for name in _split(path):
-        value = value[int(name) if isinstance(value, list) else name]
-    if any_key:  # msgspec names no key of a table that has keys of any name
-        name, value = next(item for item in value.items() if not isinstance(item[1], str))
-        path += f".{name}"
-    choices = kind, path
-    path = ".".join(filter(None, (place, path)))
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
-    if unknown:
-        return _describe_unknown(unknown[1], path)
-    if message.startswith("Invalid enum value"):
-        message = f"not allowed; allowed: {', '.join(_list_choices(*choices))}"
-    return f"{path}: {_describe_error(message, path, value)}"
-
-
-def _split(path: str) -> list[str]:
-    """Return the names and indices of the path of a setting."""
-    return re.findall(r"[^.\[\]]+", path)
-
-
-def _list_choices(kind: Any, path: str) -> Sequence[str]:
-    """Return the allowed values of the setting at `path` of the table `kind`: one or a list."""
-    for name in filter(str.isidentifier, _split(path)):
-        kind = next(field.type for field in structs.fields(kind) if field.name == name)
-    return get_args(kind if get_origin(kind) is Literal else get_args(kind)[0])

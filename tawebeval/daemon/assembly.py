@@ -93,15 +93,16 @@ from tawebeval.sandbox.probe import (
 from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands, check_shared_directory
-from tawebeval.web.auth import EvaluationLinks
+from tawebeval.web.auth import Authentication, EvaluationLinks
 from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import HealthAndMetrics, KleinApplication, RequestLog, WebContext
 from tawebeval.web.server.channel import DRAIN_TIMEOUT, ApiSite
 from tawebeval.web.upload import FormReceivers
-from tawebeval.webhooks.deliveries import make_callback_queue
+from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
 _TIMER_PERIOD = 1.0  # seconds
+_REMOVAL_PERIOD = 60.0  # seconds
 _MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
 _LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read slowly
 _LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
@@ -117,8 +118,6 @@ _OTHER_PORT = (
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _Handler = Callable[[int, FrameType | None], Any]
-
-_REMOVAL_PERIOD = 60.0  # seconds
 
 log = Logger()
 
@@ -490,7 +489,7 @@ class ThreadPools:
         return SystemResolver(self.make_threads(count, name, abandons_running_calls=True))
 
 
-def _open_lasting_starter(
+def open_lasting_starter(
     configuration: Configuration, directories: DaemonDirectories, cgroups: CgroupManager
 ) -> tuple[WritableTrees, CgroupManager, bool]:
     """Return what starts evaluators, their cgroups, and whether they outlive the daemon.
@@ -506,6 +505,191 @@ def _open_lasting_starter(
             cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
     # A job of a cluster goes on without the daemon, its starter and srun.
     return trees, cgroups, is_lasting or configuration.runner.kind == "slurm"
+
+
+@attrs.frozen
+class Foundation:
+    """What the functions that build the parts of the daemon share.
+
+    `configuration` is that of the start. `left` are the evaluations of an earlier daemon.
+    """
+
+    configuration: Configuration
+    directories: DaemonDirectories
+    reactor: Any
+    threads: ThreadPools
+    file_tree_threads: WorkerThreads  # they check out, measure and remove trees
+    disk_threads: WorkerThreads  # they check and sync disks and directories, any of which may hang
+    spawner: Spawner
+    store: EvaluationStore
+    left: LeftEvaluations
+    cgroups: CgroupManager
+    sandbox: Sandbox  # of this machine
+
+
+def open_runner(base: Foundation) -> Sandbox:
+    """Return what evaluators run in: the sandbox of this machine, or the nodes of a cluster.
+
+    The jobs of an earlier daemon are cancelled if the runner is no longer the cluster.
+    """
+    state, runner = base.directories.state, base.configuration.runner
+    if runner.kind == "local" and not base.left.job_names:
+        return base.sandbox
+    threads = base.threads.make_threads(1, "slurm", abandons_running_calls=True)
+    commands = SlurmCommands(base.reactor, threads)
+    label = derive_daemon_label(state)
+    if runner.kind == "local":
+        cancel_all_jobs(commands, base.reactor, label)
+        return base.sandbox
+    check_shared_directory(base.configuration, state)
+    return SlurmSandbox.create(
+        runner,
+        base.sandbox,
+        commands,
+        base.file_tree_threads,
+        base.reactor,
+        label,
+        base.left.job_names,
+    )
+
+
+def build_repositories(base: Foundation, keyring: GitKeyring) -> RepositoryCache:
+    """Return the cache of repositories, whose fetches hold the rules of `[repositories]`."""
+    settings, directories = base.configuration.repositories, base.directories
+    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
+    remotes = RemoteResolver(
+        CheckedResolver(policy, base.threads.make_resolver(12, "servers"), base.reactor),
+        (directories.repositories, directories.uploads, directories.evaluations),
+        settings.protocols,
+    )
+    git = GitRunner(
+        base.reactor,
+        base.spawner,
+        settings.protocols,
+        settings.memory,
+        open_helper_sandbox(base.sandbox, directories.sandbox_files_directory),
+        base.cgroups.git_procs_files,
+        base.cgroups.evaluator_niceness,
+    )
+    limits = FetchLimits(
+        base.reactor,
+        timeout=settings.fetch_timeout,
+        max_bytes=settings.fetch_bytes,
+        tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
+    )
+    tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
+    threads = base.file_tree_threads
+    lfs = LfsClient(base.reactor, tls_policy, threads, remotes, settings.fetch_timeout)
+    return RepositoryCache(
+        directories.repositories, git, threads, remotes, limits, keyring, lfs, settings.cache
+    )
+
+
+def build_archive(base: Foundation) -> EvaluationArchive | None:
+    """Return the archive of ended evaluations, None unless it is enabled."""
+    settings = base.configuration.archive
+    if not settings.enabled:
+        return None
+    return EvaluationArchive(
+        locate_archive(settings, base.directories.state),
+        settings,
+        # More than the daemon needs to be ready.
+        base.configuration.limits.free_disk_for_readiness * 9 // 8,
+        base.store,
+        base.threads.make_threads(1, "archive", abandons_running_calls=True),
+        base.threads.make_threads(READER_THREADS, "archived", abandons_running_calls=True),
+        format_rfc3339_time,
+    )
+
+
+def build_registry(
+    base: Foundation, repositories: RepositoryCache, callbacks: CallbackQueue
+) -> EvaluationRegistry:
+    """Return the registry of evaluations, with its context."""
+    configuration = base.configuration
+    fetches = configuration.repositories.fetches
+    context = EvaluationContext(
+        configuration=configuration,
+        clock=base.reactor,
+        generate_random_bytes=os.urandom,
+        worker_threads=base.file_tree_threads,
+        spawner=base.spawner,
+        checkout_source=repositories,
+        sandbox=open_runner(base),
+        limit_monitor=LimitMonitor(
+            base.reactor,
+            base.threads.make_threads(1, "watch"),
+            base.threads.make_threads(2, "count"),
+        ),
+        # The servers of one caller may be slow, so a caller has half of the slots at most.
+        fetch_slots=FairQueue(fetches, running_per_caller=(fetches + 1) // 2),
+        event_memory=EventMemory(configuration.buffers.total),
+        unread_events=make_unread_events_share(configuration.buffers.disk),
+        store=base.store,
+        archive=build_archive(base),
+    )
+    bounds = (
+        resolve_run_slot_count(configuration.evaluations.running),
+        configuration.evaluations.queued,
+        configuration.callers.running,
+        configuration.callers.queued,
+    )
+    key, name = base.directories.identifier_mac_key, configuration.service.name
+    identities = IdentifierIssuer(key, os.urandom, name)
+    return EvaluationRegistry(context, identities, bounds, base.directories.evaluations, callbacks)
+
+
+def build_application(
+    base: Foundation,
+    registry: EvaluationRegistry,
+    authentication: Authentication,
+    health_and_metrics: HealthAndMetrics,
+) -> KleinApplication:
+    """Return the API over HTTP."""
+    uploads, key = base.directories.uploads, base.directories.identifier_mac_key
+    receivers = FormReceivers(registry, uploads, base.threads.make_threads(8, "upload"), os.urandom)
+    signer = LinkSigner(key)
+    resolver = base.threads.make_resolver(2, "peers")
+    return KleinApplication(
+        WebContext(
+            registry,
+            authentication,
+            base.reactor,
+            receivers,
+            lists=make_evaluation_lists(registry, resolver, base.reactor),
+            links=EvaluationLinks(
+                base.store, signer, authentication, base.reactor, time, os.urandom
+            ),
+            health_and_metrics=health_and_metrics,
+            request_log=RequestLog(base.configuration.log.access),
+        )
+    )
+
+
+def make_timers(
+    base: Foundation, registry: EvaluationRegistry, readiness: Readiness
+) -> Sequence[Service]:
+    """Return the services that call the parts once in a while."""
+    context, directories = registry.context, base.directories
+    disk_sync = DiskSync(base.store, directories.state, base.disk_threads, base.reactor)
+    chores = (
+        registry.expire_evaluations,
+        base.spawner.reap_orphans,
+        context.cleanup_queue.retry_next_calls,
+        readiness.check_disks,
+        disk_sync.sync_if_due,
+    )
+    places = ProbeDirectories(directories.repositories, directories.evaluations)
+    reprobe = partial(reprobe_sandbox, context.sandbox, places)
+    probe = SandboxProbe(context.counters, reprobe, base.file_tree_threads, base.reactor)
+    timers = [
+        make_periodic_timer(chores, base.reactor),
+        make_periodic_timer((probe.start_probe_if_needed,), base.reactor, SANDBOX_PROBE_PERIOD),
+    ]
+    if context.archive is not None:
+        removal = (context.archive.begin_removal,)
+        timers.append(make_periodic_timer(removal, base.reactor, _REMOVAL_PERIOD))
+    return timers
 
 
 def build_daemon(
@@ -524,166 +708,53 @@ def build_daemon(
     sandbox.
     """
     threads = ThreadPools(reactor)
-    file_tree_threads = threads.make_threads(20, "work")  # check out, measure, remove trees
-    # They check and sync disks and directories, any of which may hang.
-    disk_check_threads = threads.make_threads(4, "check")
-    spawner = Spawner(reactor)
-    credentials_directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    settings, limits = configuration.repositories, configuration.limits
-
-    # What outlives the daemon, and what an earlier one has left.
     authentication = open_authentication(configuration, reactor)
-    store = EvaluationStore.open(
-        directories.state / STORE_NAME,
-        threads.make_threads(1, "store", abandons_running_calls=True),
-        reactor,
-    )
+    store_thread = threads.make_threads(1, "store", abandons_running_calls=True)
+    store = EvaluationStore.open(directories.state / STORE_NAME, store_thread, reactor)
     left = LeftEvaluations(store.load_live())
-    trees, cgroups, is_lasting = _open_lasting_starter(configuration, directories, cgroups)
-
-    # What evaluators run in: the sandbox of this machine, or the nodes of a cluster.
-    accounts = directories.sandbox_files_directory
-    sandbox = open_sandbox(configuration, accounts, cgroups, trees)
-    runner: Sandbox = sandbox
-    label = derive_daemon_label(directories.state)
-    is_local = configuration.runner.kind == "local"
-    if left.job_names or not is_local:
-        slurm_threads = threads.make_threads(1, "slurm", abandons_running_calls=True)
-        commands = SlurmCommands(reactor, slurm_threads)
-        if is_local:
-            cancel_all_jobs(commands, reactor, label)
-        else:
-            check_shared_directory(configuration, directories.state)
-            runner = SlurmSandbox.create(
-                configuration.runner,
-                sandbox,
-                commands,
-                file_tree_threads,
-                reactor,
-                label,
-                left.job_names,
-            )
-
-    # Repositories.
-    key = directories.identifier_mac_key
-    keyring = GitKeyring(settings.credentials, credentials_directory, key)
-    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
-    remotes = RemoteResolver(
-        CheckedResolver(policy, threads.make_resolver(12, "servers"), reactor),
-        (directories.repositories, directories.uploads, directories.evaluations),
-        settings.protocols,
-    )
-    git = GitRunner(
-        reactor,
-        spawner,
-        settings.protocols,
-        settings.memory,
-        open_helper_sandbox(sandbox, accounts),
-        cgroups.git_procs_files,
-        cgroups.evaluator_niceness,
-    )
-    fetch_limits = FetchLimits(
-        reactor,
-        timeout=settings.fetch_timeout,
-        max_bytes=settings.fetch_bytes,
-        tree_limits=TreeLimits(MAX_TREE_FILES, settings.tree_bytes, MAX_SUBMODULES),
-    )
-    tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
-    repositories = RepositoryCache(
-        directories.repositories,
-        git,
-        file_tree_threads,
-        remotes,
-        fetch_limits,
-        keyring,
-        LfsClient(reactor, tls_policy, file_tree_threads, remotes, settings.fetch_timeout),
-        settings.cache,
-    )
-
-    # Evaluations.
-    archive = None
-    if configuration.archive.enabled:
-        archive = EvaluationArchive(
-            locate_archive(configuration.archive, directories.state),
-            configuration.archive,
-            limits.free_disk_for_readiness * 9 // 8,  # more than the daemon needs to be ready
-            store,
-            threads.make_threads(1, "archive", abandons_running_calls=True),
-            threads.make_threads(READER_THREADS, "archived", abandons_running_calls=True),
-            format_rfc3339_time,
-        )
-    watching = LimitMonitor(
-        reactor, threads.make_threads(1, "watch"), threads.make_threads(2, "count")
-    )
-    context = EvaluationContext(
+    trees, cgroups, is_lasting = open_lasting_starter(configuration, directories, cgroups)
+    base = Foundation(
         configuration=configuration,
-        clock=reactor,
-        generate_random_bytes=os.urandom,
-        worker_threads=file_tree_threads,
-        spawner=spawner,
-        checkout_source=repositories,
-        sandbox=runner,
-        limit_monitor=watching,
-        # The servers of one caller may be slow, so a caller has half of the slots at most.
-        fetch_slots=FairQueue(settings.fetches, running_per_caller=(settings.fetches + 1) // 2),
-        event_memory=EventMemory(configuration.buffers.total),
-        unread_events=make_unread_events_share(configuration.buffers.disk),
+        directories=directories,
+        reactor=reactor,
+        threads=threads,
+        file_tree_threads=threads.make_threads(20, "work"),
+        disk_threads=threads.make_threads(4, "check"),
+        spawner=Spawner(reactor),
         store=store,
-        archive=archive,
+        left=left,
+        cgroups=cgroups,
+        sandbox=open_sandbox(configuration, directories.sandbox_files_directory, cgroups, trees),
     )
+
+    credentials_directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    credentials = configuration.repositories.credentials
+    keyring = GitKeyring(credentials, credentials_directory, directories.identifier_mac_key)
+    repositories = build_repositories(base, keyring)
     receivers = threads.make_resolver(8, "receivers")
     callbacks = make_callback_queue(
         configuration.callbacks, os.environ, receivers, reactor, os.urandom, time
     )
-    bounds = (
-        resolve_run_slot_count(configuration.evaluations.running),
-        configuration.evaluations.queued,
-        configuration.callers.running,
-        configuration.callers.queued,
-    )
-    identities = IdentifierIssuer(key, os.urandom, configuration.service.name)
-    registry = EvaluationRegistry(context, identities, bounds, directories.evaluations, callbacks)
+    registry = build_registry(base, repositories, callbacks)
+    context = registry.context
     disks = [
-        DiskCheck("state", directories.evaluations, disk_check_threads, reactor),
-        DiskCheck("cache", directories.repositories, disk_check_threads, reactor),
+        DiskCheck("state", directories.evaluations, base.disk_threads, reactor),
+        DiskCheck("cache", directories.repositories, base.disk_threads, reactor),
     ]
-    readiness = Readiness(registry, context.counters, disks, limits.free_disk_for_readiness)
-
-    # The web.
+    min_free_bytes = configuration.limits.free_disk_for_readiness
+    readiness = Readiness(registry, context.counters, disks, min_free_bytes)
     collectors = CollectorRegistry()
-    request_log = RequestLog(configuration.log.access)
     health_and_metrics = HealthAndMetrics(
         readiness.find_unreadiness_reasons,
         partial(generate_latest, collectors),
         open_metrics_authentication(configuration, reactor),
     )
-    application = KleinApplication(
-        WebContext(
-            registry,
-            authentication,
-            reactor,
-            FormReceivers(
-                registry, directories.uploads, threads.make_threads(8, "upload"), os.urandom
-            ),
-            lists=make_evaluation_lists(registry, threads.make_resolver(2, "peers"), reactor),
-            links=EvaluationLinks(
-                store, LinkSigner(key), authentication, reactor, time, os.urandom
-            ),
-            health_and_metrics=health_and_metrics,
-            request_log=request_log,
-        )
-    )
+    application = build_application(base, registry, authentication, health_and_metrics)
     site = ApiSite(application, configuration.http, reactor)
 
-    # The services.
-    startup = StartupChecks(directories, cgroups, sandbox, threads.pools, left)
+    startup = StartupChecks(directories, cgroups, base.sandbox, threads.pools, left)
     evaluations = EvaluationService(
-        registry,
-        repositories,
-        left.rows,
-        directories.uploads,
-        sandbox.writable_trees,
-        is_lasting=is_lasting,
+        registry, repositories, left.rows, directories.uploads, trees, is_lasting=is_lasting
     )
     daemon = Daemon(startup, evaluations, site, reactor, log_writer)
     reactor_lag = ReactorLag(reactor)
@@ -693,7 +764,7 @@ def build_daemon(
             registry=registry,
             repository_cache=repositories,
             callbacks=callbacks,
-            request_log=request_log,
+            request_log=application.context.request_log,
             route_table=application.routes,
             site=site,
             reactor_lag=reactor_lag,
@@ -702,48 +773,30 @@ def build_daemon(
         )
     )
     notifier = find_notifier(os.environ)
-    on_reload = (daemon.apply_log_level,)
     sources = (
-        ReloadableConfiguration(file or ConfigurationFile(), context, on_reload),
+        ReloadableConfiguration(file or ConfigurationFile(), context, (daemon.apply_log_level,)),
         callbacks,
         authentication,
         health_and_metrics.metrics_authentication,
         keyring,
     )
-    chores = (
-        registry.expire_evaluations,
-        spawner.reap_orphans,
-        context.cleanup_queue.retry_next_calls,
-        readiness.check_disks,
-        DiskSync(store, directories.state, disk_check_threads, reactor).sync_if_due,
-    )
-    places = ProbeDirectories(directories.repositories, directories.evaluations)
-    probe = SandboxProbe(
-        context.counters, partial(reprobe_sandbox, runner, places), file_tree_threads, reactor
-    )
-    services: list[Service] = [
+    queue = registry.run_queue
+    for service in (
         ReloadService(sources, credentials_directory, notifier, reactor),
         reactor_lag,
-        make_periodic_timer(chores, reactor),
-        make_periodic_timer((probe.start_probe_if_needed,), reactor, SANDBOX_PROBE_PERIOD),
-    ]
-    if archive is not None:
-        services.append(make_periodic_timer((archive.begin_removal,), reactor, _REMOVAL_PERIOD))
-    services += [
-        make_listener(endpoint, site, reactor, configuration.http)
-        for endpoint in dict.fromkeys(configuration.listen)  # without duplicates
-    ]
-    queue = registry.run_queue
-    services.append(
+        *make_timers(base, registry, readiness),
+        *(
+            make_listener(endpoint, site, reactor, configuration.http)
+            for endpoint in dict.fromkeys(configuration.listen)  # without duplicates
+        ),
         Watchdog(
             notifier,
             lambda: (queue.taken_slot_count, queue.waiter_count),
             readiness.find_unreadiness_reasons,
             lambda: compute_stop_timeout(context.configuration),
             reactor,
-        )
-    )
-    for service in services:
+        ),
+    ):
         service.setServiceParent(daemon)
     if authentication.is_token_optional:
         for problem in find_exposed_endpoints(configuration):

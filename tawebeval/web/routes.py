@@ -603,8 +603,7 @@ def _make_problem(request: ApiRequest, failure: Failure) -> bytes | None:
         error.description = f"method {method!r:.40} is not allowed here; allowed: {allowed}"
     elif not isinstance(error, RequestError | HTTPException):
         log.failure("defect: a request failed", failure)
-    body = messages.set_error_response(request, error)
-    return prepare_response(request, body, messages.PROBLEM_DETAILS_MEDIA_TYPE)
+    return messages.prepare_error_response(request, error)
 
 
 def _finish(request: ApiRequest, body: bytes | None) -> None:

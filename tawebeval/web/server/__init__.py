@@ -5,8 +5,7 @@ answer malformed input in HTML, or have no deadline for a slow client:
 
 - `channel`: `ApiChannel` with the phases and deadlines of a connection, malformed input, WebSockets
   and draining; `ApiRequest`, which is refused as early as possible; `ApiSite` with the limits of
-  connections; and the Protocols of the API: `web.routes` implements `Application`, `web.upload`
-  `BodyReceiver`.
+  connections; and the Protocol of the API, `Application`, which `web.routes` implements.
 - `messages`: headers of requests, each within 1 KiB; paths, queries and hosts; headers of
   responses, and the one table from exceptions to responses.
 

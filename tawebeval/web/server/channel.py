@@ -9,7 +9,7 @@ for one (request smuggling). A form is refused at its first wrong header, field 
 response is written immediately. The rest of the body is read and dropped for a few seconds: closing
 a connection with unread data would reset it, and the client would lose the response.
 
-`Application` and `BodyReceiver` are the Protocols of the API, which this package does not import.
+`Application` is the Protocol of the API, which this package does not import.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
-from twisted.web.http_headers import Headers, InvalidHeaderName
+from twisted.web.http_headers import Headers
 from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException
 from wsproto.utilities import LocalProtocolError
@@ -85,16 +85,6 @@ DRAIN_TIMEOUT = 5.0
 """Seconds for all clients to take their responses."""
 
 
-class BodyReceiver(Protocol):
-    """Receiver of a body that is parsed while it arrives. Methods raise RequestError."""
-
-    def feed(self, chunk: bytes) -> None:
-        """Parse a part of the body."""
-
-    def abandon(self) -> None:
-        """Store nothing more, and remove what is stored."""
-
-
 class Application(Protocol):
     """The API, which is the root resource, too. It refuses an `ApiRequest` by RequestError."""
 
@@ -105,10 +95,11 @@ class Application(Protocol):
     def identify_caller(self, request: Any) -> str:
         """Return the caller of a request, and count the request."""
 
-    def make_form_receiver(self, request: Any, length: int | None) -> BodyReceiver | None:
+    def make_form_receiver(self, request: Any, length: int | None) -> Any:
         """Return the receiver of a body; None if none is expected.
 
-        `length` is that of the body in bytes, None if unknown.
+        `length` is that of the body in bytes, None if unknown. `feed(chunk)` of the receiver parses
+        a part of the body, and raises RequestError; `abandon()` removes what is stored.
         """
 
     def check_not_stopping(self) -> None:
@@ -125,18 +116,13 @@ class Application(Protocol):
 
 
 class ConnectionPhase(Enum):
-    """The phases of a connection."""
+    """What a connection waits for."""
 
-    NEW = "the first byte at all"
-    IDLE = "the next request"
+    IDLE = "a request"
     HEAD = "the end of a head"
     BODY = "the end of a body"
     RESPONSE = "a response, and the client to take it"
     CLOSED = "the end"  # received bytes are dropped
-
-
-# Nothing of a request has arrived.
-_WAITING = (ConnectionPhase.NEW, ConnectionPhase.IDLE)
 
 
 @attrs.define(eq=False)
@@ -181,7 +167,6 @@ TWISTED_PRIVATE_NAMES = (
     "_buffer",
     "_command",
     "_dataBuffer",
-    "_maybeChooseTransferDecoder",
     "_networkProducer",
     "_path",
     "_protocolUpgradeForWebsockets",
@@ -227,7 +212,7 @@ class ApiChannel(HTTPChannel):
     peer_address: str
     is_from_proxy: bool
     delimiter = b"\r\n\r\n"  # of heads
-    phase = ConnectionPhase.NEW
+    phase = ConnectionPhase.IDLE
     wait_for_turn: Callable[[], Deferred[None]] = staticmethod(lambda: succeed(None))
     _read_deadline: Deadline  # for bytes that the client sends
     _write_deadline: Deadline  # for bytes that the client takes
@@ -262,7 +247,7 @@ class ApiChannel(HTTPChannel):
         group = "" if self.is_from_proxy else compute_address_group(self.peer_address)
         if site.add_connection(self, group):
             self._address_group = group
-            self._read_deadline.set(self._settings.head_timeout, self._on_head_deadline)
+            self._read_deadline.set(self._settings.head_timeout, self.loseConnection)
         elif site.refused_count <= _MAX_REFUSED:
             self._write_deadline.set(_LINGER, self.forceAbortClient)
         else:
@@ -330,14 +315,13 @@ class ApiChannel(HTTPChannel):
 
     def dataReceived(self, data: bytes) -> None:
         """Take received bytes: of a WebSocket, or of requests."""
-        settings = self._settings
-        if self.phase is ConnectionPhase.NEW:
+        if self.phase is ConnectionPhase.IDLE:
             if self._address_group is None:
                 # Not before the first bytes: few clients expect a response without a request.
                 self._refuse(
                     HTTPStatus.SERVICE_UNAVAILABLE,
-                    f"all {settings.connections} connections (http.connections), or those of this"
-                    " client (http.connections_per_address), are in use; try again later",
+                    f"all {self._settings.connections} connections (http.connections), or those of"
+                    " this client (http.connections_per_address), are in use; try again later",
                     _RETRY_AFTER,
                 )
             elif data.startswith(_TLS_RECORD):
@@ -353,11 +337,9 @@ class ApiChannel(HTTPChannel):
             turn.addCallback(lambda _: self._take_frames(data)).addErrback(self._abort_websocket)
             return
         super().dataReceived(data)
-        if self.phase in _WAITING and self._buffer.lstrip(b"\r\n"):
+        if self.phase is ConnectionPhase.IDLE and self._buffer.lstrip(b"\r\n"):
             self.phase = ConnectionPhase.HEAD
-        on_timeout = self._on_head_deadline
-        if self.phase is ConnectionPhase.HEAD and self._read_deadline.on_timeout != on_timeout:
-            self._read_deadline.set(settings.head_timeout, on_timeout)
+            self._read_deadline.set(self._settings.head_timeout, self._on_head_deadline)
 
     def lineReceived(self, line: bytes) -> None:
         """Check and take a request head, which is a line up to its `delimiter`.
@@ -366,7 +348,6 @@ class ApiChannel(HTTPChannel):
         """
         if self.phase is ConnectionPhase.CLOSED:
             return
-        self.phase = ConnectionPhase.HEAD
         first, *headers = line.removeprefix(b"\r\n").split(b"\r\n")
         limit, most = self._settings.max_line_bytes, self._settings.max_headers
         found = _REQUEST_LINE.fullmatch(first)
@@ -399,36 +380,24 @@ class ApiChannel(HTTPChannel):
             self._refuse(_TOO_LARGE, f"the request's headers are over {limit}")
 
     def headerReceived(self, line: bytes) -> bool:
-        """Check and take a header; return False if it is refused."""
-        name, colon, value = line.partition(b":")
-        value = value.strip(b" \t")
-        if line[:1] in (b" ", b"\t"):
-            self._refuse(_BAD_REQUEST, "a header begins with a space (RFC 9112, section 5.2)")
-        elif not colon or len(value.translate(None, b"\0\r\n")) < len(value):
-            self._respondToBadRequestAndDisconnect()
-        elif self._take_body_length(name.lower(), value):
-            try:
-                self.requests[-1].requestHeaders.addRawHeader(name, value)
-            except InvalidHeaderName:
-                self._respondToBadRequestAndDisconnect()
-            else:
-                return True
-        return False
+        """Take a header; return False if it is refused.
 
-    def _take_body_length(self, name: bytes, value: bytes) -> bool:
-        """Take the length of the body if this header has it; return False if it is refused."""
-        if name == b"content-length":
-            if len(value) <= _DIGITS:
-                return bool(self._maybeChooseTransferDecoder(b"Content-Length", value))
-            self._refuse(_BAD_REQUEST, "Content-Length: not a length")
+        Twisted would take a length of any digits, and "identity", which RFC 9112 does not have any
+        more.
+        """
+        name, _, value = line.lower().partition(b":")
+        value = value.strip(b" \t")
+        wrong = ""
+        if line[:1] in (b" ", b"\t"):
+            wrong = "a header begins with a space (RFC 9112, section 5.2)"
+        elif name == b"content-length" and len(value) > _DIGITS:
+            wrong = "Content-Length: not a length"
+        elif name == b"transfer-encoding" and (value != b"chunked" or self._version != b"HTTP/1.1"):
+            wrong = "Transfer-Encoding: only chunked is supported, in HTTP/1.1"
+        if wrong:
+            self._refuse(_BAD_REQUEST, wrong)
             return False
-        if name != b"transfer-encoding":
-            return True
-        # Twisted passes over "identity", which RFC 9112 does not have any more.
-        if value.lower() == b"chunked" and self._version == b"HTTP/1.1":
-            return bool(self._maybeChooseTransferDecoder(b"Transfer-Encoding", value))
-        self._refuse(_BAD_REQUEST, "Transfer-Encoding: only chunked is supported, in HTTP/1.1")
-        return False
+        return bool(super().headerReceived(line))
 
     def allHeadersReceived(self) -> None:
         """Take the end of a request head."""
@@ -448,23 +417,16 @@ class ApiChannel(HTTPChannel):
         Twisted overlooks `close` before a comma, and in a second line.
         """
         values = request.requestHeaders.getRawHeaders(b"Connection")
-        if values is None or version != b"HTTP/1.1":
-            return version == b"HTTP/1.1"
-        options = b",".join(values).lower().split(b",")
+        options = b",".join(values).lower().split(b",") if values else ()
         if b"close" in (option.strip(b" \t") for option in options):
             request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
             return False
-        return True
+        return version == b"HTTP/1.1"
 
     def _send100Continue(self) -> None:  # noqa: N802  (Twisted's name)
         """Send leave to send the body, unless there is none or the request is refused."""
         if self.length != 0 and not self.requests[-1].startedWriting:
             super()._send100Continue()
-
-    def rawDataReceived(self, data: bytes) -> None:
-        """Take a part of a body, or what is pipelined behind an unanswered request."""
-        if self.phase is not ConnectionPhase.CLOSED:
-            super().rawDataReceived(data)
 
     def count_body(self, size: int) -> None:
         """Count received bytes of the body, without its chunked framing."""
@@ -657,14 +619,14 @@ class ApiChannel(HTTPChannel):
         A request sent after the sending half is closed gets no response. It gets no reset either,
         which the client could take for a failure of its previous request.
         """
-        if self.phase in _WAITING:
+        if self.phase is ConnectionPhase.IDLE:
             self._read_deadline.set(_IN_FLIGHT, self._close_idle)
 
     def _close_idle(self) -> None:
         if IReadDescriptor.providedBy(self.transport):
             # Bytes in the socket by now arrived in time, however late the reactor is.
             self.transport.doRead()
-        if self.phase in _WAITING:
+        if self.phase is ConnectionPhase.IDLE:
             # Nothing is unsent, so an orderly close follows the half-close.
             self._close_write_side(_IN_FLIGHT, self.transport.loseConnection)  # type: ignore[union-attr]
 
@@ -689,9 +651,6 @@ class ApiChannel(HTTPChannel):
 
     def _on_head_deadline(self) -> None:
         """Refuse a request whose head is incomplete at its deadline."""
-        if self.phase is ConnectionPhase.NEW:
-            self.loseConnection()
-            return
         seconds = self._settings.head_timeout
         self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's headers took over {seconds:g} s")
 
@@ -724,7 +683,7 @@ class ApiRequest(Request):
     """
 
     channel: ApiChannel
-    form: BodyReceiver | None = None
+    form: Any = None  # of `Application.make_form_receiver`
     route: tuple[str, str] | None = None
     raw_query = b""
     query: Mapping[bytes, Sequence[bytes]] = MappingProxyType({})
@@ -829,12 +788,7 @@ class ApiRequest(Request):
             self.requestHeaders.removeHeader(b"Expect")
             self.setHeader(b"Connection", b"close")
             self.channel.drop_body()
-        self._write_problem(error)
-
-    def _write_problem(self, error: BaseException | None) -> None:
-        body = messages.set_error_response(self, error)
-        self.setHeader(b"Content-Length", b"%d" % len(body))
-        self.write(body)
+        self.write(messages.prepare_error_response(self, error))
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         """Take the end of the request, of which `gotLength` has parsed the target."""
@@ -861,7 +815,7 @@ class ApiRequest(Request):
         if not isinstance(reason.value, HTTPException):
             log.failure("defect: a request failed", reason)
         if not self.startedWriting:
-            self._write_problem(reason.value)
+            self.write(messages.prepare_error_response(self, reason.value))
         self.finish()
         return reason
 

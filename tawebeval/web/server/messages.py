@@ -373,15 +373,6 @@ def encode_refusal(
     )
 
 
-def set_error_response(request: IRequest, error: BaseException | None) -> bytes:
-    """Set status and headers of the response to an exception; return its body."""
-    status, headers, body = make_error_response(error)
-    set_headers(request, {**headers, b"Content-Type": PROBLEM_DETAILS_MEDIA_TYPE})
-    # Twisted does not know the phrases of all of them.
-    request.setResponseCode(status, status.phrase.encode())
-    return body
-
-
 def report_storage_error(error: OSError, stored_object: str = "form") -> errors.ServerBusy:
     """Log a disk error, with the path; return the refusal of the request that needs the object.
 
@@ -412,6 +403,15 @@ def prepare_response(
     """Set the headers of a response with this body, and return the body."""
     set_headers(request, {**make_content_headers(body, content_type), **NO_STORE_HEADERS})
     return body
+
+
+def prepare_error_response(request: IRequest, error: BaseException | None) -> bytes:
+    """Set status and headers of the response to an exception; return its body."""
+    status, headers, body = make_error_response(error)
+    set_headers(request, headers)
+    # Twisted does not know the phrases of all of them.
+    request.setResponseCode(status, status.phrase.encode())
+    return prepare_response(request, body, PROBLEM_DETAILS_MEDIA_TYPE)
 
 
 def prepare_json_response(request: IRequest, value: Any) -> bytes:

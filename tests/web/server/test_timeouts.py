@@ -57,13 +57,6 @@ class HeadTests(SlowTestCase):
             self.check_raw(connection.answer(), 408)
             self.assertTrue(connection.closed)
 
-    def test_time_begins_with_the_connection(self) -> None:
-        connection = self.connect()
-        self.advance(9)
-        connection.send(b"G")
-        self.advance(1)
-        self.check_raw(connection.answer(), 408)
-
     def test_client_ready_in_time_is_served_however_slow(self) -> None:
         connection = self.connect()
         for _ in range(3):
