@@ -25,6 +25,7 @@ from twisted.internet.task import TaskStopped, deferLater
 from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.routes import MAX_METRICS_AGE
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import joined, python
 from tests.integration.harness import until
 from tests.integration.processes import alive, children, descriptors, processes
@@ -217,6 +218,8 @@ class Course:
 
 class RoundsCase(KeptDaemonTestCase):
     """Evaluations of all kinds at once, and a daemon that ends and starts meanwhile."""
+
+    timeout = max(LONG_PATIENCE, 10.0 * ROUNDS)
 
     def configure(self) -> str:
         environment = f'{_EVALUATIONS}\nenvironment = {{ WORD = "{WORD}" }}'
