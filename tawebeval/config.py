@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from ipaddress import ip_network
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
@@ -397,6 +397,7 @@ class LimitSettings(Section, frozen=True):
         return 2 * self.free_disk
 
     @property
+    @lru_cache(4)  # noqa: B019  (each form needs them; four configurations are no leak)
     def requestable_ranges(self) -> Mapping[str, LimitRange]:
         """The values that a request may choose, by the names of the limits."""
         return {name: LimitRange(_LEAST[name], self._find_maximum(name)) for name in LIMIT_UNITS}

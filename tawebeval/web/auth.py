@@ -12,7 +12,6 @@ origins of requests are checked.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
@@ -104,14 +103,15 @@ class RateLimit:
 class Authentication:
     """Authentication by the token file `token_file`; None = anybody may call.
 
-    `file_setting` names the file in messages.
+    `file_setting` names the file in messages. `on_reload()` is called when a reload has read it
+    again.
     """
 
     rate_limit: RateLimit
     token_file: Path | None = None
     file_setting: str = "callers.tokens"
+    on_reload: Callable[[], object] = attrs.field(default=lambda: None, init=False)
     _tokens: TokenHashes | None = attrs.field(default=None, init=False)
-    _observers: list[Callable[[], object]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         """Read the token file. Raises: ConfigurationError."""
@@ -146,10 +146,6 @@ class Authentication:
             return name == ANONYMOUS_CALLER
         return name in self._tokens.caller_names
 
-    def add_reload_observer(self, observer: Callable[[], object]) -> None:
-        """Call `observer` whenever a reload has read the token file again."""
-        self._observers.append(observer)
-
     def list_reloadable_files(self) -> Iterator[ReloadableFiles[TokenHashes]]:
         """Yield the token file as a reloadable, if there is one."""
         if self.token_file is not None:
@@ -162,8 +158,7 @@ class Authentication:
 
     def _take(self, tokens: TokenHashes) -> None:
         self._tokens = tokens
-        for observer in self._observers:
-            observer()
+        self.on_reload()
 
     def _read(self, source: Path) -> TokenHashes:
         try:
@@ -334,21 +329,6 @@ def check_origin(
         raise ForeignOrigin(f"pages of {origin!r:.80} {refusal}")
 
 
-def check_write_origin(method: bytes, headers: Headers, callers: CallerSettings) -> None:
-    """Raise ForeignOrigin if a page of another origin may not make this request without a token."""
-    if method not in SAFE_METHODS and not callers.open:
-        check_origin(headers, callers.origins, CANNOT_WRITE)
-
-
-def check_websocket_origin(headers: Headers, callers: CallerSettings) -> None:
-    """Raise ForeignOrigin for a WebSocket of a page that may not read responses.
-
-    Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
-    """
-    if "*" not in callers.origins:
-        check_origin(headers, callers.origins, CANNOT_READ)
-
-
 def check_listing_access(headers: Headers, callers: CallerSettings) -> None:
     """Raise Unauthorized or ForeignOrigin if a client may not list evaluations without a token.
 
@@ -407,9 +387,7 @@ class EvaluationLinks:
     _random_bytes: Callable[[int], bytes]
     linked_evaluations: dict[str, LinkRow] = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
-    # By request; and how many each evaluation has.
-    _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)
-    _counts: Counter[str] = attrs.field(factory=Counter, init=False)
+    _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)  # by request
     readers_share: Share = attrs.field(init=False)
     evaluations_share: Share = attrs.field(init=False)
 
@@ -436,7 +414,7 @@ class EvaluationLinks:
         for linked in self.linked_evaluations.values():
             self.evaluations_share.take(1, linked.caller)
         self._rate = RateLimit(0, self._clock.seconds)
-        self._authentication.add_reload_observer(self._cut_unknown_callers)
+        self._authentication.on_reload = self._cut_unknown_callers
 
     async def make_link(self, identifier: str, caller: str, lifetime: int) -> tuple[str, int]:
         """Return a new link of an evaluation, and its expiry in seconds since the epoch.
@@ -475,7 +453,8 @@ class EvaluationLinks:
         """
         caller, expires = self._check_link(identifier, link)
         self.readers_share.check(1, caller)
-        if self._counts[identifier] >= MAX_LINK_READERS_PER_EVALUATION:
+        others = sum(reader.identifier == identifier for reader in self._readers.values())
+        if others >= MAX_LINK_READERS_PER_EVALUATION:
             raise CallerQuotaExceeded(_TOO_MANY_READERS, _RETRY_AFTER)
         self._rate.count_in_bucket(
             identifier, LINK_REQUESTS_PER_MINUTE_PER_EVALUATION, "for the links of an evaluation"
@@ -490,7 +469,6 @@ class EvaluationLinks:
         left = max(0.0, expires - self._read_wall_clock())
         timer = self._clock.callLater(left, abort)
         self._readers[request] = _Reader(identifier, caller, abort, timer)
-        self._counts[identifier] += 1
         self.readers_share.take(1, caller)
         return caller
 
@@ -498,7 +476,6 @@ class EvaluationLinks:
         """Count a request no more, if it uses a link: its response has ended."""
         reader = self._readers.pop(request, None)
         if reader is not None:
-            self._counts -= Counter([reader.identifier])
             self.readers_share.give_back(1, reader.caller)
             if reader.timer.active():
                 reader.timer.cancel()
@@ -525,7 +502,7 @@ class EvaluationLinks:
 
     def _cut_unknown_callers(self) -> None:
         """Cut the requests by links of callers without a token."""
-        for identifier in set(self._counts):
+        for identifier in {reader.identifier for reader in self._readers.values()}:
             linked = self.linked_evaluations.get(identifier)
             if linked is not None and not self._authentication.has_caller(linked.caller):
                 self._cut_readers(identifier)

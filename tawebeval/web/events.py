@@ -24,10 +24,11 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.reading import EventSubscription
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.web.auth import check_websocket_origin
+from tawebeval.web.auth import CANNOT_READ, check_origin
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     cache_short_queries,
+    get_header,
     get_header_values,
     get_query_argument,
     get_query_number,
@@ -198,7 +199,10 @@ async def _send_websocket_messages(
     query: EventQuery,
 ) -> bytes:
     await turns.wait(request.caller)  # a handshake takes 1 ms
-    check_websocket_origin(request.requestHeaders, registry.context.configuration.callers)
+    origins = registry.context.configuration.callers.origins
+    if "*" not in origins:
+        # Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
+        check_origin(request.requestHeaders, origins, CANNOT_READ)
     prepare_handshake(request)
     subscription = await _subscribe(registry, request, identifier, query)
     request.waits_for_evaluation = True
@@ -225,7 +229,7 @@ async def _send_stream(
         )
     if media_type == "text/event-stream":
         # A browser that reconnects repeats the URL with its first cursor.
-        last = _get_last_event_id(request)
+        last = get_header(request.requestHeaders, "Last-Event-ID")
         if last:
             query = attrs.evolve(query, after_cursor=last, skip_count=0)
     subscription = await _subscribe(registry, request, identifier, query)
@@ -256,13 +260,6 @@ async def _subscribe(
     if subscription is not None:
         subscription.with_times = query.with_times
     return subscription
-
-
-def _get_last_event_id(request: ApiRequest) -> str | None:
-    values = get_header_values(request.requestHeaders, "Last-Event-ID")
-    if len(values) > 1:
-        raise MalformedRequest("Last-Event-ID: the header is repeated; send it once")
-    return values[0].decode("utf-8", "replace") if values else None
 
 
 def negotiate_media_type(headers: Headers, offered: Sequence[str]) -> str:

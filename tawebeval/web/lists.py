@@ -33,7 +33,7 @@ from tawebeval.core.evaluations import (
     merge_list_pages,
     parse_list_page,
 )
-from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME, LIMIT_UNITS, LimitRange, parse_limits
+from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME, LIMIT_UNITS, parse_limits
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress, parse_server_address
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.errors import (
@@ -127,10 +127,12 @@ class EvaluationLists:
         listing = await self._registry.lister.list_evaluations(
             after, request.caller, wanted, own_limit
         )
-        own = {} if own_limit is None else {"daemon": service.name}
-        data = [entry.json_fragment for entry in listing.entries]
-        page = {"begin": listing.begin_cursor, "end": listing.end_cursor, "data": data}
-        return {**own, **page}
+        return {
+            **({} if own_limit is None else {"daemon": service.name}),
+            "begin": listing.begin_cursor,
+            "end": listing.end_cursor,
+            "data": [entry.json_fragment for entry in listing.entries],
+        }
 
     async def _list_all(
         self, request: ApiRequest, after: str, parameters: Mapping[str, str]
@@ -278,11 +280,10 @@ def list_problems(
         if (permitted is None or name in permitted) and name > (after or "")
     )
     listed = names[:PROBLEMS_PER_PAGE]
-    ranges = configuration.limits.requestable_ranges
     return {
         "begin": after or None,
         "end": listed[-1] if len(names) > len(listed) else None,
-        "data": [_describe_problem(configuration, name, ranges) for name in listed],
+        "data": [_describe_problem(configuration, name) for name in listed],
     }
 
 
@@ -290,18 +291,14 @@ def describe_problem(configuration: Configuration, name: str) -> dict[str, Any]:
     """Return the document of a problem, with its statement. Raises: ProblemNotFound."""
     if name not in configuration.problems:
         raise ProblemNotFound(name)
-    return {
-        **_describe_problem(configuration, name, configuration.limits.requestable_ranges),
-        "statement": configuration.problems[name].statement,
-    }
+    statement = configuration.problems[name].statement
+    return {**_describe_problem(configuration, name), "statement": statement}
 
 
-def _describe_problem(
-    configuration: Configuration, name: str, ranges: Mapping[str, LimitRange]
-) -> dict[str, Any]:
+def _describe_problem(configuration: Configuration, name: str) -> dict[str, Any]:
     problem, limits = configuration.problems[name], configuration.limits
-    chosen = parse_limits({name: str(value) for name, value in problem.limits.items()}, ranges)
-    held = limits.choose_limits(chosen)
+    values = {name: str(value) for name, value in problem.limits.items()}
+    held = limits.choose_limits(parse_limits(values, limits.requestable_ranges))
     return {
         "name": name,
         "title": problem.title,

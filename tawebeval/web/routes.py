@@ -48,11 +48,13 @@ from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import (
+    CANNOT_WRITE,
     EVALUATE_PROBLEM_ROUTE,
     EVENTS_ROUTE,
     LINKS_ROUTE,
     PROBLEM_ROUTE,
     RERUN_ROUTE,
+    SAFE_METHODS,
     STATUS_ROUTE,
     SUBMISSION_ROUTE,
     Authentication,
@@ -61,7 +63,6 @@ from tawebeval.web.auth import (
     check_listing_access,
     check_origin,
     check_problem_access,
-    check_write_origin,
     find_link,
     parse_link_lifetime,
 )
@@ -304,9 +305,6 @@ STATIC_RESOURCES: Mapping[str, StaticResource] = _load_resources()
 
 _COMPRESSED_RESOURCES = {path: found.compress() for path, found in STATIC_RESOURCES.items()}
 
-PUBLIC_PATHS = tuple(path.encode() for path in STATIC_RESOURCES)
-"""Paths that need no token: a browser has no token until it has the page."""
-
 
 def add_static_routes(app: Klein) -> None:
     """Add the routes of all static resources to `app`."""
@@ -332,8 +330,9 @@ METRICS_MEDIA_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 # Clients of 2018 give up after about 16 empty pages: 20 seconds make five minutes.
 _OLDER_CLIENT_WAIT = 20
-# Paths that need no caller's token; /metrics checks its readers itself.
-_OPEN_PATHS = frozenset((*(path.encode() for path in (HEALTH, READY, METRICS)), *PUBLIC_PATHS))
+# Paths that need no caller's token: a browser has none until it has the page, and /metrics checks
+# its readers itself.
+_OPEN_PATHS = frozenset(path.encode() for path in (HEALTH, READY, METRICS, *STATIC_RESOURCES))
 
 # What proxies tell by these is not believed; that there is one is.
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via")
@@ -484,7 +483,9 @@ class KleinApplication(Resource):
         """Answer a request."""
         found = _EVENTS_PATH.fullmatch(request.path)
         if found is None or request.method not in (b"GET", b"HEAD"):
-            return self.render_by_klein(request)
+            request.prepath = []
+            request.postpath = [unquote_to_bytes(part) for part in request.path[1:].split(b"/")]
+            return self._klein.render(request)
         request.route = request.method.decode(), EVENTS_ROUTE
         registry, turns = self.context.registry, self.context.stream_turns
         try:
@@ -501,12 +502,6 @@ class KleinApplication(Resource):
         waiting.addErrback(partial(_make_problem, request))
         waiting.addCallback(partial(_finish, request))
         return NOT_DONE_YET
-
-    def render_by_klein(self, request: Any) -> Any:
-        """Pass a request to Klein."""
-        request.prepath = []
-        request.postpath = [unquote_to_bytes(part) for part in request.path[1:].split(b"/")]
-        return self._klein.render(request)
 
     @property
     def origins(self) -> Collection[str]:
@@ -527,7 +522,8 @@ class KleinApplication(Resource):
         authentication = self.context.authentication
         if authentication.is_token_optional:
             callers = self.context.configuration.callers
-            check_write_origin(request.method, request.requestHeaders, callers)
+            if request.method not in SAFE_METHODS and not callers.open:
+                check_origin(request.requestHeaders, callers.origins, CANNOT_WRITE)
         token = authentication.authenticate_token(authorization, request.method)
         if token.permitted_problems is not None:
             check_problem_access(token.permitted_problems, *self._match_request(request))

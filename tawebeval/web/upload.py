@@ -132,9 +132,7 @@ class FormReceiver:
         self._use_kept = use_kept
         self._refusal = refusal
         self._parser: _FormParser | None = None
-        self._protocols = configuration.repositories.protocols
-        self._limits = configuration.limits
-        self._environments = configuration.environments
+        self._configuration = configuration
         self.received_bytes = 0
         self._submissions = submissions
         self._caller = caller
@@ -159,8 +157,8 @@ class FormReceiver:
                 f"the body is {media_type or 'of no declared media type'}; send"
                 " multipart/form-data, as `curl -F` or a browser's FormData does"
             )
-        if length is not None:
-            self._check_length(length, f"request body is {format_size(length)}; the limit is")
+        if length is not None and length > configuration.limits.request_body:
+            raise self._make_length_error(f"is {format_size(length)}; the limit is")
         boundary = options.get("boundary", "")
         if not boundary:
             raise MalformedRequest(
@@ -176,23 +174,24 @@ class FormReceiver:
         except MultipartError as error:
             raise _make_form_error(error) from None
         self._expected_start = b"\r\n--" + parser.boundary
-        self._begun = b""  # the first bytes, up to as many as these
+        self._begun = b""  # the first bytes, at least as many as these
         if use_kept is None:
             submissions.share.check(length or 0, caller)
 
-    def _check_length(self, length: int, words: str) -> None:
-        most = self._limits.request_body
-        if length > most:
-            raise RequestTooLarge(f"{words} {format_size(most)} (limits.request_body)", limit=most)
+    def _make_length_error(self, words: str) -> RequestTooLarge:
+        most = self._configuration.limits.request_body
+        limit = f"{format_size(most)} (limits.request_body)"
+        return RequestTooLarge(f"request body {words} {limit}", limit=most)
 
     def feed(self, chunk: bytes) -> None:
         """Parse a part of the body."""
         if self._parser is None:
             raise UnsupportedMediaType("the body has no declared media type")
-        self._check_length(self.received_bytes + len(chunk), "request body is over")
+        self.received_bytes += len(chunk)
+        if self.received_bytes > self._configuration.limits.request_body:
+            raise self._make_length_error("is over")
         if self._use_kept is None:
             self._count_stored(len(chunk))
-        self.received_bytes += len(chunk)
         if len(self._begun) < len(self._expected_start):
             self._check_beginning(chunk)
         try:
@@ -203,10 +202,6 @@ class FormReceiver:
                     self._end()
                 else:
                     self._take(event)
-        except ParserLimitReached as error:
-            raise RequestTooLarge(
-                f"the form has over {MAX_FIELDS} fields, or too long headers: {error}"
-            ) from None
         except MultipartError as error:
             raise _make_form_error(error) from None
 
@@ -219,12 +214,11 @@ class FormReceiver:
 
         The parser overlooks a first boundary that arrives in pieces.
         """
-        missing = len(self._expected_start) - len(self._begun)
-        self._begun += chunk[:missing]
-        for begin in (self._expected_start, self._expected_start[2:]):
-            if begin.startswith(self._begun[: len(begin)]):
-                return
-        raise MalformedRequest("the form does not begin with the boundary of its Content-Type")
+        begin = self._expected_start
+        self._begun += chunk[: len(begin)]
+        begun = self._begun if self._begun[:1] == begin[:1] else begin[:2] + self._begun
+        if not begin.startswith(begun[: len(begin)]):
+            raise MalformedRequest("the form does not begin with the boundary of its Content-Type")
 
     def parse_end(self) -> None:
         """Parse the end of the body."""
@@ -251,12 +245,13 @@ class FormReceiver:
     async def _finish(self, preset: FormPreset) -> ReceivedForm:
         fields = {name: text.decode() for name, text in self._fields.items()}
         preset.check_required_files([file.field for file in self._submission])
+        configuration = self._configuration
         request = parse_form(
             {**preset.preset_values, **fields},
             self._submission,
-            self._protocols,
-            self._limits.requestable_ranges,
-            self._environments,
+            configuration.repositories.protocols,
+            configuration.limits.requestable_ranges,
+            configuration.environments,
             preset.problem,
             "; the operator can raise it",
             self._unknown_names,
@@ -511,6 +506,9 @@ def _read_disposition(part: MultipartSegment) -> tuple[str, str | None]:
 
 def _make_form_error(error: MultipartError) -> RequestError:
     """Return the refusal of a malformed form, with the name of the field if it is known."""
+    if isinstance(error, ParserLimitReached):
+        most = f"the form has over {MAX_FIELDS} fields, or too long headers"
+        return RequestTooLarge(f"{most}: {error}")
     wrong = error.__context__
     if not isinstance(wrong, UnicodeDecodeError):
         return MalformedRequest(f"malformed form: {error}")

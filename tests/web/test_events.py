@@ -250,12 +250,6 @@ class PageTests(StreamTestCase):
         for after in ("2", END):
             self.assertNotIn("retry-after", self.request("GET", f"{path}?after={after}").headers)
 
-    def test_pages_of_other_origins_may_send_last_event_id_and_read_headers(self) -> None:
-        answer = self.request("OPTIONS", "/evaluation/x/events", 204)
-        self.assertIn("Last-Event-ID", answer.headers["access-control-allow-headers"])
-        for name in ("Link", "Retry-After", "Preference-Applied", "Location"):
-            self.assertIn(name, answer.headers["access-control-expose-headers"].split(", "))
-
 
 class ServerSentTests(StreamTestCase):
     def test_stream_begins_at_once_with_retry(self) -> None:

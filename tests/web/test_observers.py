@@ -85,15 +85,6 @@ class PageTests(ObserverTestCase):
         self.finish()
         self.check_whole(identifier, ["a", "\n", "b", "\n"])
 
-    def test_acknowledged_events_are_410_for_an_observer(self) -> None:
-        identifier = self.begin(b"a\nb\nc\n")
-        self.read(identifier, "?after=3", self.reader)
-        problem = self.read(identifier, "?after=1", self.observer, 410).json()
-        self.assertEqual(problem["oldest"], "3")
-        self.assertIn("a later request acknowledged them", problem["detail"])
-        page = self.read(identifier, "?after=3", self.observer).json()
-        self.assertEqual([event["payload"] for event in page["data"]], ["\n", "c"])
-
 
 class LifeTests(ObserverTestCase):
     """How long observers keep an evaluation: `evaluations.retain` is 900 seconds."""
@@ -168,15 +159,3 @@ class StreamTests(ObserverTestCase):
             problem = self.read(identifier, f"?after={got}", self.observer, 410).json()
             self.assertEqual(problem["oldest"], str(newest))
             self.finish()
-
-    def test_observer_without_the_end_is_closed_when_the_reader_has_it(self) -> None:
-        identifier = self.begin()
-        follower = self.observe(LineFollower, identifier)
-        follower.full = True
-        self.print(b"x" * 9000 + b"\n")
-        self.print(b"y\n")
-        self.finish()
-        self.read(identifier, f"?after={END}", self.reader)
-        follower.take()
-        self.assertFalse(follower.complete)
-        self.assertTrue(follower.connection.closed or follower.connection.aborted)

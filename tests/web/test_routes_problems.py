@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 from tawebeval.config import Configuration, LimitSettings, MaximumLimitSettings, ProblemSettings
-from tawebeval.core.form import LimitRange
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
 from tests.fakes.world import OID
@@ -32,15 +30,6 @@ PROBLEMS = {
 CONFIGURATION = Configuration(
     problems=PROBLEMS, limits=LimitSettings(maximum=MaximumLimitSettings(cpu=500))
 )
-
-
-class CountedLimits(LimitSettings, frozen=True):
-    counted: ClassVar[list[None]] = []
-
-    @property
-    def requestable_ranges(self) -> Mapping[str, LimitRange]:
-        self.counted.append(None)
-        return super().requestable_ranges
 
 
 class ProblemTests(WebTestCase):
@@ -169,15 +158,6 @@ class ProblemTests(WebTestCase):
             listed = self.request("GET", "/problems?after=one").json()
         self.assertEqual((listed["begin"], listed["end"]), ("one", None))
         self.assertEqual([one["name"] for one in listed["data"]], ["two"])
-
-    def test_ranges_of_limits_are_computed_once(self) -> None:
-        limits = CountedLimits(maximum=MaximumLimitSettings(cpu=500))
-        self.service.registry.context.configuration = Configuration(
-            problems=PROBLEMS, limits=limits
-        )
-        CountedLimits.counted.clear()
-        self.request("GET", "/problems")
-        self.assertEqual(len(CountedLimits.counted), 1)
 
     def test_list_of_evaluations_filters_by_problem_exactly(self) -> None:
         begun = {name: self.submit(name).json()["evaluation_id"] for name in PROBLEMS}

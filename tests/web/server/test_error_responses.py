@@ -87,8 +87,11 @@ class RouteTests(WebTestCase):
             methods = answer.headers["access-control-allow-methods"]
             self.assertEqual(set(methods.split(", ")), {"GET", "POST", "DELETE", "OPTIONS"})
             allowed = answer.headers["access-control-allow-headers"].lower()
-            for name in ("content-type", "idempotency-key", "prefer"):
+            for name in ("content-type", "idempotency-key", "prefer", "last-event-id"):
                 self.assertIn(name, allowed)
+            exposed = answer.headers["access-control-expose-headers"].split(", ")
+            for name in ("Link", "Retry-After", "Preference-Applied", "Location"):
+                self.assertIn(name, exposed)
 
     def test_defect_is_logged_and_500_without_details(self) -> None:
         self.patch(self.service.registry, "get_status", lambda *_: 1 // 0)
