@@ -24,17 +24,17 @@ with `request`; most have `name`, which is the path of the directory.
 | request | effect | members of the answer |
 | --- | --- | --- |
 | version | | `version`, `pid`, `cgroups`, `mount_problem`: see below |
-| start | start the program of the directory | `pid`, `start_time`, `devices`; the overlay's top |
-| tree | | `devices`; the overlay's top |
-| list | | a file in memory with the names, pids and start times of all programs |
+| start | start the program of the directory | `pid`, `start_time`; the overlay's top |
+| tree | | the overlay's top |
+| list | send a notice of each program, and one of "" | |
 | signal | send the signal `number` to the process group | |
 | close | read what the pipes hold now, and close them: other processes may hold them, too | |
 | forget | kill the program, and drop all that is known of it | |
 | look | send a notice of the program | |
 | attach | from now on send a notice of each program that ends, or whose output fails | |
 
-A request with `id`, an integer, is answered; the answer repeats `id`. An overlay's top and a file
-are descriptors (SCM_RIGHTS). The answer to a request that fails has `error`, a text, `errno` and
+A request with `id`, an integer, is answered; the answer repeats `id`. An overlay's top is a
+descriptor (SCM_RIGHTS). The answer to a request that fails has `error`, a text, `errno` and
 `path`, each may be null, and `step`: "mount", if the overlay could not be mounted, or "start". A
 notice is a message with `notice`, the name, and the members of the file `exit`, or with
 `is_unknown`.
@@ -54,8 +54,8 @@ Bounds, so that neither a client nor a program harms others:
   `MAX_SLOW_READ_SECONDS` of processor time, the program's pipes are read no more.
 - Once the disk takes no byte the pipe is read no more, and the program waits. It is told
   (`write_error`): a client kills the program.
-- A child that does not execute its program in `_MAX_START_SECONDS` is killed. So is a program whose
-  client has gone before the answer.
+- Nothing waits for a child to execute its program. If its client has gone before that, the program
+  is killed.
 
 Arguments: the name for process lists; the path of the socket, in a directory that only this user
 may enter; optionally the process whose end ends the starter, which has to be its parent. The
@@ -81,7 +81,7 @@ import socket
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
@@ -100,7 +100,7 @@ PROCESS_NAME = "tawebeval-starter"
 """The name of the process in process lists."""
 CGROUP_DESCRIPTION_VARIABLE = "TAWEBEVAL_CGROUPS"
 """The environment variable whose value `version` returns."""
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The version of requests and answers."""
 MAX_MESSAGE_BYTES = 64 * 1024
 """The maximum size of a request and of an answer, in bytes."""
@@ -126,7 +126,6 @@ MOUNT, START = "mount", "start"
 _SLOW = 0.005  # seconds of processor time, a hundred times as long as a read takes
 _INTEGER_BYTES = 4  # of a descriptor in a message
 _RETRY = 0.25  # seconds until what has failed is tried again
-_MAX_START_SECONDS = 5  # for a child to execute its program
 _MAX_END_SECONDS = 5  # for the end of killed programs
 _END_PAUSE = 0.002  # seconds between two looks for it
 _TERMINATION = (signal.SIGTERM, signal.SIGINT)
@@ -287,11 +286,11 @@ class Program:
         self.name = name
         self.pid = 0
         self.start_time = 0
-        self.devices: Sequence[int] = ()
         self.top: int | None = None
         self.outputs: Sequence[Output] = ()
         self.broker: Broker | None = None
         self.exit: dict[str, Any] | None = None
+        self.is_started = False  # it executes the program, and its client knows
         self.is_forgotten = False
 
     @property
@@ -396,8 +395,8 @@ class Starter:
         self._is_terminated = False
         for number in _TERMINATION:
             signal.signal(number, self._on_termination)
-        self._unsaved: set[Program] = set()
-        self._save_time = 0.0
+        self._repeated: list[Callable[[], None]] = []  # calls of what has failed
+        self._repeat_time = 0.0
 
     def serve(self) -> NoReturn:
         """Serve all clients and programs. Raises: SystemExit, after SIGTERM."""
@@ -405,11 +404,11 @@ class Starter:
         self._watch(self._woken, self._reap_children)
         try:
             while not self._is_terminated:
-                for number, events in self._poll.poll(_RETRY * 1000 if self._unsaved else None):
+                for number, events in self._poll.poll(_RETRY * 1000 if self._repeated else None):
                     # An earlier handler of this round may have closed it.
                     if handler := self._handlers.get(number):
                         handler(events)
-                self._save_again()
+                self._repeat_calls()
         finally:
             self._listening.close()  # so that another starter may take the place
             for program in self._programs.values():
@@ -433,6 +432,17 @@ class Starter:
         if self._handlers.pop(number, None):
             self._poll.unregister(number)
 
+    def _repeat_later(self, call: Callable[[], None]) -> None:
+        if not self._repeated:
+            self._repeat_time = time.monotonic() + _RETRY
+        self._repeated.append(call)
+
+    def _repeat_calls(self) -> None:
+        if self._repeated and time.monotonic() >= self._repeat_time:
+            calls, self._repeated = self._repeated, []
+            for call in calls:
+                call()
+
     # Clients
 
     def _accept_client(self, events: int) -> None:
@@ -441,7 +451,9 @@ class Starter:
         except (ConnectionError, BlockingIOError):
             return  # the client has gone
         except OSError:  # the machine has no free descriptor
-            time.sleep(_RETRY)
+            number = self._listening.fileno()
+            self._unwatch(number)
+            self._repeat_later(partial(self._watch, number, self._accept_client))
             return
         connection.setblocking(False)
         client = Client(connection)
@@ -467,8 +479,8 @@ class Starter:
             return
         try:
             self._execute(client, json.loads(message))
-        except Exception:  # noqa: BLE001  (a defect, or nonsense, must not end all programs)
-            sys.excepthook(*sys.exc_info())
+        except Exception as error:  # noqa: BLE001  (nonsense, or a defect, must end nothing else)
+            print(f"{PROCESS_NAME}: a request fails: {error!r:.200}", file=sys.stderr)
             self._close_client(client)
 
     def _close_client(self, client: Client) -> None:
@@ -497,8 +509,9 @@ class Starter:
                 "mount_problem": self._mount_problem,
             }
         if what == "list":
-            self._list(client, request.get("id"))
-            return None
+            client.notices.update(dict.fromkeys([*self._programs, ""]))
+            self._send_notices(client)
+            return {}
         if what == "attach":
             client.is_attached = True
             return {}
@@ -507,7 +520,8 @@ class Starter:
             self._notify(client, name)
             return {}
         if what == "start":
-            return self._start(client, name, request.get("id"))
+            self._start(client, name, request.get("id"))
+            return None
         program = self._programs.get(name)
         if program is None:
             raise ProcessLookupError(errno.ESRCH, "no such program", name)
@@ -519,8 +533,7 @@ class Starter:
             self._forget(program)
         elif what == "tree":
             top = [] if program.top is None else [program.top]
-            answer = {"id": request.get("id"), "devices": list(program.devices)}
-            self._send_answer(client, answer, top)
+            self._send_answer(client, {"id": request.get("id")}, top)
             return None
         else:
             raise OSError(errno.EINVAL, f"unknown request {what!r}")
@@ -566,18 +579,10 @@ class Starter:
             del client.notices[name]
         self._poll.modify(number, select.POLLIN)
 
-    def _list(self, client: Client, number: int | None) -> None:
-        programs = [(each.name, each.pid, each.start_time) for each in self._programs.values()]
-        content = _open_descriptor({"text": json.dumps(programs)}, None)
-        try:
-            self._send_answer(client, {"id": number}, [content])
-        finally:
-            os.close(content)
-
     # The start
 
-    def _start(self, client: Client, name: str, number: int | None) -> dict[str, Any] | None:
-        """Start a program, and answer; return the answer if that fails. Raises: OSError."""
+    def _start(self, client: Client, name: str, number: int | None) -> None:
+        """Start a program; `_take_report` answers. Raises: OSError."""
         if name in self._programs:
             raise FileExistsError(errno.EEXIST, "was started already", name)
         if len(self._programs) >= self._max_programs:
@@ -615,21 +620,47 @@ class Starter:
             self._watch(
                 program.broker.listening.fileno(), lambda events: self._start_broker(program)
             )
-        with report:
-            failure = _read_report(program, report)
-        if failure is not None:
+        report.setblocking(False)
+        take = partial(self._take_report, program, report, client, number)
+        self._watch(report.fileno(), take)
+
+    def _take_report(
+        self,
+        program: Program,
+        report: socket.socket,
+        client: Client,
+        number: int | None,
+        events: int,
+    ) -> None:
+        """Take what the child tells until it executes the program or fails, and answer."""
+        failure = None
+        try:
+            message, tops = receive_message(report)
+            if tops:
+                program.top = tops[0]
+            told = json.loads(message or "{}")
+            if "start_time" in told:
+                program.start_time = told["start_time"]
+                return
+            if told:
+                failure = told
+            elif not program.start_time:
+                raise OSError(errno.ECHILD, "the process was killed before it executed the program")
+        except BlockingIOError:
+            return
+        except OSError as error:  # such as EMFILE
+            failure = _describe_error(error)
+        self._unwatch(report.fileno())
+        report.close()
+        answer = failure or {"pid": program.pid, "start_time": program.start_time}
+        top = [] if failure or program.top is None else [program.top]
+        self._send_answer(client, {"id": number, **answer}, top)
+        if failure or client not in self._clients or program.is_forgotten:
             self._forget(program)
-            return failure
-        answer = {
-            "id": number,
-            "pid": program.pid,
-            "start_time": program.start_time,
-            "devices": list(program.devices),
-        }
-        self._send_answer(client, answer, [] if program.top is None else [program.top])
-        if client not in self._clients:
-            self._forget(program)
-        return None
+            return
+        program.is_started = True
+        if program.exit is not None:
+            self._save(program)
 
     # Output
 
@@ -657,21 +688,14 @@ class Starter:
             self._save(program)
 
     def _save(self, program: Program) -> None:
-        """Write and tell the end, once no process of the broker runs."""
-        if program.broker is None or not program.broker.pid:
+        """Write and tell the end, after the start, and once no process of the broker runs."""
+        if program.is_started and (program.broker is None or not program.broker.pid):
             self._write_exit(program)
             self._notify_all(program)
 
     def _write_exit(self, program: Program) -> None:
-        self._unsaved.discard(program)
         if not (program.is_forgotten or program.save()):
-            self._save_time = time.monotonic() + _RETRY
-            self._unsaved.add(program)
-
-    def _save_again(self) -> None:
-        if self._unsaved and time.monotonic() >= self._save_time:
-            for program in list(self._unsaved):
-                self._write_exit(program)
+            self._repeat_later(partial(self._write_exit, program))
 
     # The end
 
@@ -696,15 +720,14 @@ class Starter:
             self._save(program)
 
     def _forget(self, program: Program) -> None:
-        if program.is_forgotten:
-            return
-        program.is_forgotten = True
-        del self._programs[program.name]
-        program.send_signal(signal.SIGKILL)
-        self._kill_broker(program)
-        for output in program.outputs:
-            if output.is_open:
-                self._unwatch(output.pipe)
+        if not program.is_forgotten:
+            program.is_forgotten = True
+            del self._programs[program.name]
+            program.send_signal(signal.SIGKILL)
+            self._kill_broker(program)
+            for output in program.outputs:
+                if output.is_open:
+                    self._unwatch(output.pipe)
         program.close()
 
     # Brokers
@@ -821,26 +844,6 @@ def _listen(path: str) -> socket.socket:
     return listening
 
 
-def _read_report(program: Program, report: socket.socket) -> dict[str, Any] | None:
-    """Wait until the child executes the program; return why it does not, None if it does."""
-    report.settimeout(_MAX_START_SECONDS)
-    try:
-        message, descriptors = receive_message(report)
-        if descriptors:
-            program.top = descriptors[0]
-        if message:
-            told: dict[str, Any] = json.loads(message)
-            if "error" in told:
-                return told
-            program.start_time, program.devices = told["start_time"], told["devices"]
-            message, _ = receive_message(report)
-            return json.loads(message) if message else None
-    except OSError as error:  # such as EMFILE
-        return _describe_error(error)
-    killed = OSError(errno.ECHILD, "the process was killed before it executed the program")
-    return _describe_error(killed)
-
-
 # In the child
 
 
@@ -878,14 +881,13 @@ def _execute_program(
     step = START
     try:
         entries = _open_procs_files(specification)
-        tops, devices = list[int](), set[int]()
+        tops = []
         if specification.layers:
             step = MOUNT
-            top, devices = mount_overlay(specification.layers)
-            tops.append(top)
+            tops.append(mount_overlay(specification.layers))
             step = START
         _take_place(specification, entries, outputs)
-        told = {"start_time": int(read_stat("self")[19]), "devices": sorted(devices)}
+        told = {"start_time": int(read_stat("self")[19])}
         socket.send_fds(report, [json.dumps(told).encode()], tops)
         _execute(specification)
     except OSError as error:
@@ -960,11 +962,8 @@ def _execute(specification: LaunchSpec) -> None:
     os.execve(argv[0], argv, dict(specification.environment))  # noqa: S606  (no shell is wanted)
 
 
-def mount_overlay(layers: Sequence[str]) -> tuple[int, set[int]]:
-    """Mount an overlay over its upper directory, for this process alone.
-
-    Return its top, and the devices of its files.
-    """
+def mount_overlay(layers: Sequence[str]) -> int:
+    """Mount an overlay over its upper directory, for this process alone; return its top."""
     call_libc("unshare", _CLONE_NEWNS)
     # By descriptors: no character of a path means anything, and evaluators learn no path.
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -973,41 +972,7 @@ def mount_overlay(layers: Sequence[str]) -> tuple[int, set[int]]:
     place = os.fsencode(layers[1])
     how = _MS_NOSUID | _MS_NODEV
     call_libc("mount", b"overlay", place, b"overlay", how, options.encode())
-    top = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    devices = {os.fstat(top).st_dev}
-    lower, upper, _ = (os.fstat(descriptor).st_dev for descriptor in opened)
-    if lower != upper:
-        devices |= {_device_of_new_files(top), *_device_of_old_files(top)}
-    return top, devices
-
-
-# Where the layers are of two file systems their files have a device each, other than that of
-# directories (the kernel's filesystems/overlayfs, "Inode properties").
-
-
-def _device_of_new_files(top: int) -> int:
-    name = os.urandom(8).hex()
-    os.symlink(name, name, dir_fd=top)
-    try:
-        return os.stat(name, dir_fd=top, follow_symlinks=False).st_dev
-    finally:
-        os.unlink(name, dir_fd=top)
-
-
-def _device_of_old_files(top: int) -> Iterator[int]:
-    """Yield the device of the first file that is found, if there is one."""
-    folders = ["."]
-    for folder in folders:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=top)
-        try:
-            with os.scandir(descriptor) as entries:
-                for entry in entries:
-                    if not entry.is_dir(follow_symlinks=False):
-                        yield entry.stat(follow_symlinks=False).st_dev
-                        return
-                    folders.append(f"{folder}/{entry.name}")
-        finally:
-            os.close(descriptor)
+    return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def enter_user_namespace(more: int = 0) -> None:

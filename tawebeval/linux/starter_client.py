@@ -89,24 +89,17 @@ class OverlayMountError(OSError):
 
 
 @attrs.frozen
-class MountedOverlay:
-    """A mounted overlay: a descriptor of its top directory, and the devices of its files."""
-
-    root_descriptor: int
-    device_numbers: frozenset[int]
-
-
-@attrs.frozen
 class StartedProgram:
     """A program that the starter has started; `directory` has its files, and is its name.
 
     `start_time` is field 22 of proc(5)'s stat: with `pid` it names one process of this boot.
+    `overlay_descriptor` is one of the top directory of its overlay; None without.
     """
 
     directory: Path
     pid: int
     start_time: int
-    overlay: MountedOverlay | None = None
+    overlay_descriptor: int | None = None
 
 
 class ProgramState(msgspec.Struct, frozen=True):
@@ -272,19 +265,23 @@ class StarterClient:
             with contextlib.suppress(OSError):
                 self.forget_program_now(directory)
             raise
-        return StartedProgram(
-            directory, answer["pid"], answer["start_time"], _make_overlay(answer, tops)
-        )
+        top = next(iter(tops), None)
+        return StartedProgram(directory, answer["pid"], answer["start_time"], top)
 
-    def reopen_overlay(self, directory: Path) -> MountedOverlay | None:
-        """Return the overlay of a program; None without. Blocks. Raises: OSError."""
-        return _make_overlay(*self._call({"request": "tree", "name": str(directory)}))
+    def reopen_overlay(self, directory: Path) -> int | None:
+        """Return a descriptor of a program's overlay; None without. Blocks. Raises: OSError."""
+        _, tops = self._call({"request": "tree", "name": str(directory)})
+        return next(iter(tops), None)
 
-    def list_programs(self) -> dict[Path, tuple[int, int]]:
-        """Return pid and start time of all programs. Blocks. Raises: OSError."""
-        _, (content,) = self._call({"request": "list"})
-        with open(content, "rb") as file:
-            return {Path(name): (pid, start) for name, pid, start in json.load(file)}
+    def list_programs(self) -> set[Path]:
+        """Return the names of all programs. Blocks. Raises: OSError."""
+        found = set()
+        with _connect(self.path) as connection:
+            notice, _ = _receive(connection, {"request": "list"})
+            while notice["notice"]:
+                found.add(Path(notice["notice"]))
+                notice, _ = _receive(connection)
+        return found
 
     def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:
         """Return the exit status of a program, negative for a signal, and what it printed. Blocks.
@@ -453,10 +450,6 @@ class StarterClient:
             listener(None)
 
 
-def _make_overlay(answer: Mapping[str, Any], tops: Sequence[int]) -> MountedOverlay | None:
-    return MountedOverlay(tops[0], frozenset(answer["devices"])) if tops else None
-
-
 def _connect(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -478,20 +471,30 @@ def _ask(
     connection: socket.socket, request: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Sequence[int]]:
     """Return the answer to a request, and its descriptors. Blocks. Raises: OSError."""
-    try:
-        connection.send(json.dumps({"id": 0, **request}).encode())
-        while True:
-            message, received = starter.receive_message(connection)
-            if not message:
-                raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED)
-            answer = json.loads(message)
-            if "id" in answer:
-                break
-    except BlockingIOError:
-        raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
-    except (BrokenPipeError, ConnectionResetError):
-        raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED) from None
+    answer, received = _receive(connection, {"id": 0, **request})
+    while "id" not in answer:
+        answer, received = _receive(connection)
     if "error" in answer:
         kind = OverlayMountError if answer["step"] == starter.MOUNT else OSError
         raise kind(answer["errno"], answer["error"], answer["path"])
     return answer, received
+
+
+def _receive(
+    connection: socket.socket, request: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], Sequence[int]]:
+    """Send a request, if any; return the next message, and its descriptors. Blocks.
+
+    Raises: OSError.
+    """
+    try:
+        if request is not None:
+            connection.send(json.dumps(request).encode())
+        message, received = starter.receive_message(connection)
+    except BlockingIOError:
+        raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
+    except (BrokenPipeError, ConnectionResetError):
+        message = b""
+    if not message:
+        raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED)
+    return json.loads(message), received

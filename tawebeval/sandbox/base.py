@@ -39,7 +39,7 @@ from tawebeval.linux.cgroups import CgroupManager, EvaluationCgroup, ResourceUsa
 from tawebeval.linux.child import kill_processes_below, send_signal
 from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds
 from tawebeval.linux.starter import LaunchSpec
-from tawebeval.linux.starter_client import MountedOverlay, StartedProgram
+from tawebeval.linux.starter_client import StartedProgram
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.disk import BLOCK_BYTES, DiskMeter
 from tawebeval.sandbox.workspace import (
@@ -239,7 +239,6 @@ class RunLimits:
         """Return what `resume` needs, as JSON."""
         return {
             "group": None if self.cgroup is None else self.cgroup.name,
-            "devices": sorted(self.disk.device_numbers),
             "since": self.disk.run_start_time,
         }
 
@@ -247,7 +246,6 @@ class RunLimits:
         """Go on with the limits of a run that an earlier process of the daemon has started."""
         if described["group"] is not None:
             self.cgroup = self._cgroups.find_evaluation_cgroup(described["group"])
-        self.disk.device_numbers = frozenset(described["devices"])
         self.disk.run_start_time = described["since"]
 
     def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
@@ -461,7 +459,6 @@ class LocalRun(SandboxedRun):
         self._checkout = checkout
         self._sandbox = sandbox
         self._trees = sandbox.writable_trees
-        self._overlay: MountedOverlay | None = None  # which only the evaluator sees
 
     @abstractmethod
     def make_launch_spec(
@@ -486,15 +483,16 @@ class LocalRun(SandboxedRun):
             stderr_limit=self.limits.stderr,
         )
         started = self._trees.start_program(self._checkout.path, self.workspace, launch)
-        if started.overlay is not None:
-            self._use_overlay(started.overlay)
-            self.run_limits.disk.device_numbers = started.overlay.device_numbers
+        self._use_overlay(started.overlay_descriptor)
         return started
 
-    def _use_overlay(self, overlay: MountedOverlay) -> None:
-        self._overlay = overlay
-        opened = {self.workspace.tree_directory: overlay.root_descriptor}
+    def _use_overlay(self, descriptor: int | None) -> None:
+        """See the tree by the descriptor of its overlay, if there is one, in place of another."""
+        before = self.workspace_view.path_descriptors.values()
+        opened = {} if descriptor is None else {self.workspace.tree_directory: descriptor}
         self.workspace_view = attrs.evolve(self.workspace_view, path_descriptors=opened)
+        for other in before:  # last: its number may become that of any other directory
+            os.close(other)
 
     def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
         """Let the started process drive `run`. Raises: OSError."""
@@ -506,20 +504,14 @@ class LocalRun(SandboxedRun):
 
     def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks."""
-        overlay = self._trees.reopen_overlay(self.workspace)
-        if overlay is not None:
-            self._use_overlay(overlay)
+        self._use_overlay(self._trees.reopen_overlay(self.workspace))
         self.run_limits.resume(left.description)
         program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time)
         return self._trees.connect_program(run, program, left.stdout_offset)
 
     def close(self) -> None:
         """Close the tree, kill the program, and remove the cgroup. Blocks. Raises: OSError."""
-        if self._overlay is not None:
-            # Its number may become that of any other directory.
-            self.workspace_view = attrs.evolve(self.workspace_view, path_descriptors={})
-            os.close(self._overlay.root_descriptor)
-            self._overlay = None
+        self._use_overlay(None)
         try:
             self._trees.forget_program(self.workspace)
         finally:

@@ -110,8 +110,8 @@ class DiskUsage:
                 finally:
                     os.close(inner)
 
-    def add_unlinked_files(self, pid: int, devices: Collection[int]) -> None:
-        """Count the unlinked files on `devices` that a process has open.
+    def add_unlinked_files(self, pid: int, directory: Path) -> None:
+        """Count the unlinked files on the disk of `directory` that a process has open.
 
         Each of its threads may have a table of descriptors of its own, and has one although the
         first thread has ended.
@@ -125,9 +125,21 @@ class DiskUsage:
                         with _ignore_missing():
                             status = os.stat(descriptor.path)
                             file = status.st_dev, status.st_ino
-                            is_unlinked = status.st_nlink == 0 and status.st_dev in devices
-                            if is_unlinked and file not in self._seen:
+                            if (
+                                status.st_nlink == 0
+                                and file not in self._seen
+                                and _measure_disk(descriptor.path) == _measure_disk(directory)
+                            ):
                                 self.add_file(status)
+
+
+def _measure_disk(path: str | Path) -> tuple[int, int, int]:
+    """Return the size of a file system; an overlay has that of the one with its changes.
+
+    The device does not tell: files of an overlay have others, and files in memory one, too.
+    """
+    system = os.statvfs(path)
+    return system.f_frsize, system.f_blocks, system.f_files
 
 
 @attrs.define
@@ -137,8 +149,6 @@ class DiskMeter:
     - `pids`: returns the processes whose unlinked files count.
     - `excluded_names`: names in the directory that are not the run's.
     - `run_start_time`: the start of the run, in seconds since the epoch.
-    - `device_numbers`: those of overlays whose changes lie in the directory: unlinked files there
-      count, too.
     - `floor`: while fewer bytes of the file system are free, each look counts anew.
     - `last_usage`, `free_bytes`: the last usage, and the free bytes at the last look.
     """
@@ -149,7 +159,6 @@ class DiskMeter:
     _pids: Callable[[], Iterable[int]]
     _excluded_names: Collection[str] = frozenset()
     run_start_time: float = 0.0
-    device_numbers: Collection[int] = frozenset()
     _time: Callable[[], float] = time.monotonic
     _floor: int = 0
     last_usage: DiskUsage = attrs.field(factory=DiskUsage)
@@ -176,9 +185,8 @@ class DiskMeter:
         top = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             usage.add_directory(top, excluded_names=self._excluded_names)
-            devices = {os.fstat(top).st_dev, *self.device_numbers}
             for pid in self._pids():
-                usage.add_unlinked_files(pid, devices)
+                usage.add_unlinked_files(pid, self._directory)
         except _LimitExceeded:
             pass
         finally:

@@ -42,7 +42,6 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
 from tawebeval.linux.filetree import copy_tree, remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
-    MountedOverlay,
     StartedProgram,
     StarterClient,
     spawn_starter,
@@ -372,8 +371,8 @@ class WritableTrees:
         assert self._files is not None, "attached"
         return TailedProcess(self._files, protocol, program, stdout_offset)
 
-    def reopen_overlay(self, workspace: Workspace) -> MountedOverlay | None:
-        """Return the overlay of a program of an earlier process; None if it is gone. Blocks."""
+    def reopen_overlay(self, workspace: Workspace) -> int | None:
+        """Return a descriptor of the overlay of a running program; None if it is gone. Blocks."""
         with suppress(OSError):
             return self.starter.reopen_overlay(workspace.output_directory)
         return None

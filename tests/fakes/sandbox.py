@@ -19,7 +19,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.linux.starter import LaunchSpec
-from tawebeval.linux.starter_client import MountedOverlay, StartedProgram
+from tawebeval.linux.starter_client import StartedProgram
 from tawebeval.sandbox.base import Environment, EvaluatorExit, LeftProcess, RunLimits, RunnerStatus
 from tawebeval.sandbox.disk import DiskUsage
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
@@ -144,13 +144,13 @@ class FakeSandboxedRun:
 class FakeTrees:
     """Makes no trees; `made` are the checkouts that trees were wanted of.
 
-    `launched` is what was to be started, `error` raised instead, `overlay` everybody's.
+    `launched` is what was to be started, `error` raised instead, `overlay_descriptor` everybody's.
     `overlay_problem` is why there are no overlays, from the start or since somebody wanted copies;
     `asked` counts who asked for trees. `ended` is what `starter` says of each program:
     status and output. `forgotten` are the workspaces whose programs were forgotten.
     """
 
-    overlay: MountedOverlay | None = None
+    overlay_descriptor: int | None = None
     overlay_problem: str | None = None
     error: OSError | None = None
     ended: tuple[int, bytes] = (0, b"")
@@ -173,8 +173,8 @@ class FakeTrees:
     async def run_in_thread(self, call: Callable[[], Any]) -> Any:
         return call()
 
-    def list_programs(self) -> dict[Path, tuple[int, int]]:
-        return {}
+    def list_programs(self) -> set[Path]:
+        return set()
 
     def use_overlays(self) -> None:
         self.asked += 1
@@ -193,15 +193,15 @@ class FakeTrees:
         self.launched.append(launch)
         if self.error is not None:
             raise self.error
-        return StartedProgram(workspace.output_directory, NO_PROCESS, 1, self.overlay)
+        return StartedProgram(workspace.output_directory, NO_PROCESS, 1, self.overlay_descriptor)
 
     def connect_program(self, protocol: Any, program: StartedProgram, offset: int = 0) -> Any:
         """Note the program, and from where stdout goes on."""
         self.connected.append((program, offset))
         return None
 
-    def reopen_overlay(self, workspace: Workspace) -> MountedOverlay | None:
-        return self.overlay
+    def reopen_overlay(self, workspace: Workspace) -> int | None:
+        return self.overlay_descriptor
 
     def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:
         return self.ended
@@ -325,7 +325,6 @@ class FakeDisk:
     pids: Callable[[], Iterable[int]]
     last_usage: DiskUsage = attrs.field(factory=DiskUsage)
     looks: list[bool] = attrs.field(factory=list)
-    device_numbers: frozenset[int] = frozenset()
     run_start_time: float = 0
     free_bytes: float = inf
 

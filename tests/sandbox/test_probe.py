@@ -146,7 +146,7 @@ class TryTests(SandboxesTestCase):
 
     def assert_nothing_left(self) -> None:
         self.assertEqual(os.listdir(self.temporary), [], "the trial leaves nothing behind")
-        self.assertEqual(self.trees.starter.list_programs(), {}, "nor a program")
+        self.assertEqual(self.trees.starter.list_programs(), set(), "nor a program")
 
     def test_probe_runs_a_command_as_evaluators(self) -> None:
         self.install(

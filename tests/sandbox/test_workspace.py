@@ -271,7 +271,7 @@ class StarterTests(TreesTestCase):
         program = self.trees.start_program(self.checkout, workspace, LAUNCH)
         self.trees.forget_program(workspace)
         eventually(lambda: not is_alive(program.pid))
-        self.assertEqual(self.trees.starter.list_programs(), {})
+        self.assertEqual(self.trees.starter.list_programs(), set())
         self.trees.forget_program(workspace)
         self.assertIsNone(self.trees.reopen_overlay(workspace))
 
@@ -283,7 +283,7 @@ class StarterTests(TreesTestCase):
         self.checkout.rename(self.mktemp())
         with self.assertRaises(OSError):
             self.trees.start_program(self.checkout, self.make_workspace(), LAUNCH)
-        self.assertEqual(self.trees.starter.list_programs(), {})
+        self.assertEqual(self.trees.starter.list_programs(), set())
 
     def test_program_prints_into_its_file_in_a_copy(self) -> None:
         self.trees.use_copies("no overlays here")
