@@ -49,7 +49,7 @@ def _runs() -> Iterator[tuple[Callable[[], SandboxedRun], WritableTrees]]:
         write_sandbox_files(accounts)
         trees = WritableTrees(Path(name, "starter", "socket"))
         sandbox = open_sandbox(Configuration(), accounts, CgroupManager({}), trees)
-        trees.use_overlays()
+        trees.connect_starter()
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
         workspace.create_directories(upload, workspace.make_sandboxed_view(Path("/")))

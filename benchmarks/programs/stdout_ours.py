@@ -63,7 +63,8 @@ def _measure(folder: Path) -> None:
     threads = WorkerThreads.create(reactor, 4, "work")
     threads.start()
     trees = WritableTrees(folder / "starter" / "socket")
-    trees.use_copies("no tree is needed")
+    trees.connect_starter()
+    trees.overlay_problem = "no tree is needed"
     trees.attach(reactor, threads.run_in_thread, lambda: None)
     configuration = Configuration(limits=LimitSettings(output=2**40))
     cgroups = CgroupManager({})

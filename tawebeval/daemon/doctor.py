@@ -55,7 +55,6 @@ from tawebeval.linux.cgroups import (
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full, remove_tree
 from tawebeval.linux.privileges import (
     build_directory_install_command,
-    can_others_write,
     check_owner,
     find_readable_by_others_problem,
     get_user_name,
@@ -119,10 +118,10 @@ def make_probe_directories(daemon: ExaminedDaemon) -> tuple[Path, Path]:
 
 
 def check_writers(path: Path) -> None:
-    """Raise ConfigurationError if other users may write to a path."""
-    if can_others_write(path.stat()):
-        what = f"{path}: other users may write to it"
-        raise ConfigurationError(what, f"chmod go-w {shlex.quote(str(path))}")
+    """Raise ConfigurationError if every user may write to a path."""
+    if path.stat().st_mode & stat.S_IWOTH:
+        what = f"{path}: every user may write to it"
+        raise ConfigurationError(what, f"chmod o-w {shlex.quote(str(path))}")
 
 
 def _check_file(daemon: ExaminedDaemon) -> Iterator[str]:

@@ -405,11 +405,7 @@ class StartupChecks(Service):
                 evaluation.name not in left.running_directory_names
             ):
                 starter.forget_program_now(program)
-        for name in self._cgroups.list_evaluation_cgroups() - left.cgroup_names:
-            try:
-                self._cgroups.remove_evaluation_cgroup(name)
-            except OSError as error:
-                log.warn("cgroup {name} is not removed: {error}", name=name, error=error)
+        self._cgroups.remove_other_evaluation_cgroups(left.cgroup_names)
         directories.remove_leftovers(left.directory_names | left.upload_directory_names)
 
     def _empty_trash(self) -> None:

@@ -14,7 +14,8 @@ the cgroups, the daemon or the starter, moves into a cgroup beside the evaluatio
     <own>/tawebeval-NAME/   the parent
         daemon/             the process itself
         git/                the daemon's git commands
-        evaluation-ID/      one for each evaluation (`sandbox.broker` makes children in it)
+        evaluation-ID/      one for each evaluation, with its limits
+            evaluator/      its processes, but the programs of the submission (`sandbox.broker`)
 
 Everything here blocks, mostly not for long. Any operation on a cgroup may raise OSError: a
 container shows its cgroups without write permission, a kernel lacks a controller, a cgroup is still
@@ -29,7 +30,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from math import inf
 from pathlib import Path
@@ -63,6 +64,8 @@ _CONTROLLERS: Mapping[Resource, str] = {
     "cpu": "",
     "weight": "cpu",
 }
+# With both, each program of the submission has limits of its own.
+_DIVIDED: Set[Resource] = frozenset({"memory", "processes"})
 _ANSWER_TIMEOUT = 10.0  # seconds for systemctl(1)
 _WEIGHT = 100  # of a new cgroup (`cpu.weight`)
 _DAEMON_WEIGHT = 10 * _WEIGHT
@@ -131,10 +134,16 @@ class EvaluationCgroup:
     def procs_files(self) -> Sequence[str]:
         """The file into which a process with a single thread writes "0" to enter, if there is one.
 
+        With limits of memory and processes that is in a cgroup below: only leaves have processes.
+
         The later children of the process are in the cgroup, too. They cannot leave while they do
         not see the file system of cgroups.
         """
-        return [self.directory.procs_file] if self.name else []
+        if not self.name:
+            return []
+        is_divided = self.resources >= _DIVIDED
+        leaf = self.directory / EVALUATOR_CGROUP_NAME if is_divided else self.directory
+        return [leaf.procs_file]
 
     def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
         """Return the usage, when all processes have ended.
@@ -245,19 +254,21 @@ def _is_process_limit_met(group: CgroupDirectory) -> bool:
     Many kernels also count here a fork that failed for the limit of a cgroup above. Before Linux
     6.6 the two cannot be told apart.
     """
-    # The evaluator is in a cgroup below once there are others for submissions.
     if not any(each.has_refused_fork() for each in (group, group / EVALUATOR_CGROUP_NAME)):
         return False
     peak, limit = group.read_number("pids.peak"), group.read_number("pids.max")
     return peak is None or limit is None or peak >= limit
 
 
-def _set_limits(group: CgroupDirectory, limits: LimitSettings, what: Resource) -> None:
-    """Limit a resource."""
-    if what == "memory":
+def _set_limits(group: CgroupDirectory, limits: LimitSettings, resources: Set[Resource]) -> None:
+    """Limit resources, and make the cgroup of the evaluator if there may be others beside it."""
+    if "memory" in resources:
         group.limit_memory(limits.memory)
-    elif what == "processes":
+    if "processes" in resources:
         group.write_file("pids.max", limits.processes)
+    if resources >= _DIVIDED:
+        group.write_file("cgroup.subtree_control", "+memory +pids")
+        (group / EVALUATOR_CGROUP_NAME).make_cgroup()
 
 
 def _make_parent(
@@ -383,11 +394,9 @@ class CgroupManager:
         directory = self.evaluations / f"{_EVALUATION}{identifier}"
         directory.make_cgroup()
         try:
-            for what in self.enforced_resources:
-                _set_limits(directory, limits, what)
+            _set_limits(directory, limits, self.enforced_resources)
         except OSError:
-            with suppress(OSError):
-                directory.remove_cgroup()
+            kill_and_remove([directory])
             raise
         return EvaluationCgroup(directory, self.enforced_resources)
 
@@ -398,18 +407,14 @@ class CgroupManager:
         group = EvaluationCgroup(self.evaluations / name, self.enforced_resources)
         return group if os.path.exists(group.procs_files[0]) else None
 
-    def list_evaluation_cgroups(self) -> set[str]:
-        """Return the names of all cgroups of evaluations. Raises: OSError."""
-        children = self.evaluations.list_children() if self.evaluations else []
-        return {each.name for each in children if each.name.startswith(_EVALUATION)}
+    def remove_other_evaluation_cgroups(self, kept: Collection[str]) -> None:
+        """Kill and remove all cgroups of evaluations but those of these names. Blocks.
 
-    def remove_evaluation_cgroup(self, name: str) -> None:
-        """Kill all processes of a cgroup, and remove it. Blocks, for up to a second.
-
-        Raises: OSError, if the cgroup stays.
+        What cannot be removed is logged. Raises: OSError.
         """
-        if group := self.find_evaluation_cgroup(name):
-            group.remove_cgroup()
+        children = self.evaluations.list_children() if self.evaluations else []
+        evaluations = (each for each in children if each.name.startswith(_EVALUATION))
+        _log_kept(kill_and_remove(each for each in evaluations if each.name not in kept))
 
     def describe_parent(self) -> str:
         """Return the parent cgroup, for `open_starter_cgroups` in another process."""
@@ -445,7 +450,10 @@ def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager
         enabled, refused = _make_parent(own, parent)
     except OSError as error:
         return CgroupManager(dict.fromkeys(_CONTROLLERS, _reason(error)))
-    missing = _probe(parent, refused)
+    missing = {
+        what: _reason(refused[name]) for what, name in _CONTROLLERS.items() if name in refused
+    }
+    missing |= _probe(parent, _CONTROLLERS.keys() - missing.keys())
     git = parent / _GIT
     with suppress(FileExistsError):
         try:
@@ -472,7 +480,7 @@ def open_starter_cgroups(own: CgroupManager, description: str) -> CgroupManager:
     if told["evaluations"] is not None:
         parent = CgroupDirectory(told["evaluations"])
         kill_and_remove([parent / _PROBE])  # of a daemon that was killed at its start
-        missing |= _probe(parent, {}, frozenset(_CONTROLLERS) - missing.keys())
+        missing |= _probe(parent, _CONTROLLERS.keys() - missing.keys())
     return attrs.evolve(
         own,
         unenforced_resources=missing,
@@ -490,27 +498,17 @@ def find_pids_controller_parent(description: str) -> str | None:
     return None if path is None or "processes" in told["missing"] else path
 
 
-def _probe(
-    parent: CgroupDirectory,
-    refused: Mapping[str, OSError],
-    resources: Iterable[Resource] = tuple(_CONTROLLERS),
-) -> dict[Resource, str]:
-    """Try each resource on a child cgroup; return the reasons why some do not work."""
-    group, limits = parent / _PROBE, LimitSettings()
+def _probe(parent: CgroupDirectory, resources: Set[Resource]) -> dict[Resource, str]:
+    """Try to limit resources by a child cgroup; return why that does not work, for each."""
+    group = parent / _PROBE
     try:
         group.make_cgroup()
+        _set_limits(group, LimitSettings(), resources)
     except OSError as error:
         return dict.fromkeys(resources, _reason(error))
-    missing: dict[Resource, str] = {}
-    for what in resources:
-        try:
-            if refusal := refused.get(_CONTROLLERS[what]):
-                raise refusal
-            _set_limits(group, limits, what)
-        except OSError as error:
-            missing[what] = _reason(error)
-    kill_and_remove([group])
-    return missing
+    finally:
+        kill_and_remove([group])
+    return {}
 
 
 def _reason(error: OSError) -> str:

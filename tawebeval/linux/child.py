@@ -33,7 +33,7 @@ from typing import IO, Any
 
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IReadDescriptor
-from twisted.internet.main import CONNECTION_DONE
+from twisted.internet.process import ProcessReader
 from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -42,7 +42,6 @@ from zope.interface import implementer
 from tawebeval.linux.kernel_files import list_children, list_descendants, read_stat
 
 STDOUT, STDERR = 1, 2
-_READ = 64 * 1024
 
 
 def has_process_ended(pidfd: int, timeout: float = 0) -> bool:
@@ -58,70 +57,6 @@ def make_exit_reason(status: int) -> Failure:
     if code == 0:
         return Failure(ProcessDone(status))
     return Failure(ProcessTerminated(max(code, 0) or None, -code if code < 0 else None, status))
-
-
-@implementer(IReadDescriptor)
-class _Pipe:
-    """The read end of a child's pipe; `name` is the child's descriptor, 1 or 2."""
-
-    def __init__(self, reactor: Any, child: ChildProcess, name: int, file: IO[bytes]) -> None:
-        self._reactor = reactor
-        self._child = child
-        self._name = name
-        self._file = file
-        os.set_blocking(file.fileno(), False)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the pipe is closed here."""
-        return self._file.closed
-
-    def fileno(self) -> int:
-        """Return the pipe's descriptor, -1 when closed."""
-        return -1 if self._file.closed else self._file.fileno()
-
-    def logPrefix(self) -> str:
-        """Return the name for log lines."""
-        return type(self).__name__
-
-    def doRead(self) -> Any:
-        """Read once; return the reason to close, if any."""
-        try:
-            chunk = self._file.read(_READ)
-        except OSError:
-            return CONNECTION_DONE
-        if chunk:
-            self._child.on_output(self._name, chunk)
-        return CONNECTION_DONE if chunk == b"" else None  # None: there is nothing now
-
-    def close(self) -> None:
-        """Close the pipe, and tell nobody."""
-        self._file.close()
-
-    def connectionLost(self, reason: Failure) -> None:
-        """Close the pipe."""
-        if not self._file.closed:
-            self._reactor.removeReader(self)
-            self._file.close()
-            self._child.on_output_end(self._name)
-
-    def read_remaining_output(self) -> None:
-        """Read what the pipe holds now, and close it, in the next turn: other writers may remain.
-
-        Closed at once, its number may become that of another descriptor, for which the reactor
-        would take what epoll(7) has reported of this one in the same turn.
-        """
-        if not self._file.closed:
-            self._reactor.removeReader(self)
-            held = fcntl.ioctl(self._file.fileno(), termios.FIONREAD, bytes(4))
-            self._reactor.callLater(0, self._read_rest, int.from_bytes(held, sys.byteorder))
-
-    def _read_rest(self, size: int) -> None:
-        if self._file.closed:
-            return
-        if size:
-            self._child.on_output(self._name, self._file.read(size))
-        self.connectionLost(Failure(CONNECTION_DONE))
 
 
 @implementer(IReadDescriptor)
@@ -146,7 +81,7 @@ class ChildProcess:
         """
         assert process.stdout is not None
         assert process.stderr is not None
-        files = {STDOUT: process.stdout, STDERR: process.stderr}
+        self._pipes: dict[int, IO[bytes]] = {STDOUT: process.stdout, STDERR: process.stderr}
         try:
             self._pidfd = os.pidfd_open(process.pid)
         except OSError:
@@ -160,11 +95,12 @@ class ChildProcess:
         self._protocol = protocol
         self._reason: Failure | None = None  # of its end
         self._has_ended = False
-        self._pipes = [_Pipe(reactor, self, name, file) for name, file in files.items()]
+        self._readers: list[Any] = []
         self._reactor = reactor
         try:
-            for reader in (*self._pipes, self):
-                reactor.addReader(reader)
+            for name, pipe in self._pipes.items():
+                self._readers.append(ProcessReader(reactor, self, name, pipe.fileno()))
+            reactor.addReader(self)
         except OSError:
             self._give_up()
             raise
@@ -172,9 +108,9 @@ class ChildProcess:
 
     def _give_up(self) -> None:
         """Kill the child, of whose end or output nothing would tell. Blocks, hardly."""
-        for reader in (*self._pipes, self):
-            self._reactor.removeReader(reader)
-        for pipe in self._pipes:
+        for reader in self._readers:
+            reader.stopReading()
+        for pipe in self._pipes.values():
             pipe.close()
         self.signal_group(signal.SIGKILL)
         os.waitpid(self.pid, 0)
@@ -185,12 +121,13 @@ class ChildProcess:
         """Whether the process itself runs, whatever its own children do."""
         return self._reason is None
 
-    def on_output(self, name: int, chunk: bytes) -> None:
+    def childDataReceived(self, name: int, data: bytes) -> None:
         """Pass on output of the process."""
-        self._protocol.childDataReceived(name, chunk)
+        self._protocol.childDataReceived(name, data)
 
-    def on_output_end(self, name: int) -> None:
+    def childConnectionLost(self, name: int, reason: Failure) -> None:
         """Take the end of stdout or stderr."""
+        self._pipes.pop(name).close()
         self._protocol.childConnectionLost(name)
         self._check_end()
 
@@ -217,8 +154,7 @@ class ChildProcess:
         self._check_end()
 
     def _check_end(self) -> None:
-        are_closed = all(pipe.is_closed for pipe in self._pipes)
-        if self._reason is not None and are_closed and not self._has_ended:
+        if self._reason is not None and not self._pipes and not self._has_ended:
             self._has_ended = True
             self._protocol.processEnded(self._reason)
 
@@ -229,8 +165,12 @@ class ChildProcess:
 
     def read_remaining_output(self) -> None:
         """Read what the pipes hold now, and close them: other processes may keep them open."""
-        for pipe in self._pipes:
-            pipe.read_remaining_output()
+        for reader in self._readers:
+            if pipe := self._pipes.get(reader.name):
+                held = int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+                if held:
+                    self.childDataReceived(reader.name, os.read(pipe.fileno(), held))
+                reader.loseConnection()  # in the next turn: its number may become another's
 
 
 class Spawner:

@@ -121,7 +121,7 @@ def measure_largest_memory(pid: int) -> int:
 OWN_PROCESS_NAME = "daemon"
 """The name of the cgroup of the process that has made a parent cgroup, below that."""
 EVALUATOR_CGROUP_NAME = "evaluator"
-"""The name of the cgroup of the evaluator, where the broker has made others beside it."""
+"""The name of the cgroup of the evaluator, below that of the evaluation with its limits."""
 PROGRAM_CGROUP_PREFIX = "run-"
 """The beginning of the names of the others, of the submission's programs."""
 

@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import grp
 import importlib
 import os
 import pkgutil
 import pwd
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -213,21 +211,6 @@ def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> st
 def build_directory_install_command(directory: Path, user: str) -> str:
     """Return the shell command by which root makes a directory for a user."""
     return shlex.join(["install", "-d", "-m", "700", "-o", user, str(directory)])
-
-
-def can_others_write(status: os.stat_result) -> bool:
-    """Tell whether others than its owner may write to a file.
-
-    A group that is the owner's alone, as Debian makes one for each user, gives it to nobody.
-    """
-    if not status.st_mode & stat.S_IWGRP or status.st_mode & stat.S_IWOTH:
-        return bool(status.st_mode & stat.S_IWOTH)
-    try:
-        user, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
-    except KeyError:
-        return True
-    is_own = user.pw_gid == group.gr_gid and user.pw_name == group.gr_name
-    return not is_own or bool(set(group.gr_mem) - {user.pw_name})
 
 
 def get_user_name(uid: int) -> str:

@@ -192,12 +192,17 @@ class Output:
     None if it takes more. `slow_seconds` is the processor time of slow reads.
     """
 
-    def __init__(self, path: str, pipe: int, limit: int) -> None:
-        """Make the file. Raises: OSError."""
+    def __init__(self, path: str, limit: int) -> None:
+        """Make the file, and the pipe, whose end `writing` the caller closes. Raises: OSError."""
         self._file = os.open(path, _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
+        try:
+            self.pipe, self.writing = os.pipe2(os.O_CLOEXEC)
+        except OSError:
+            os.close(self._file)
+            raise
+        os.set_blocking(self.pipe, False)
         self._limit = limit
-        self._pipe_size = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
-        self.pipe = pipe
+        self._pipe_size = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
         self.size = 0
         self.error: int | None = None
         self.slow_seconds = 0.0
@@ -478,9 +483,16 @@ class Starter:
             self._close_client(client)
             return
         try:
-            self._execute(client, json.loads(message))
+            request = json.loads(message)
+            try:
+                answer = self._answer(client, request)
+            except OSError as error:
+                answer = _describe_error(error)
+            if answer is not None:
+                self._send_answer(client, {"id": request.get("id"), **answer})
         except Exception as error:  # noqa: BLE001  (nonsense, or a defect, must end nothing else)
-            print(f"{PROCESS_NAME}: a request fails: {error!r:.200}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # such as a full disk
+                print(f"{PROCESS_NAME}: a request fails: {error!r:.200}", file=sys.stderr)
             self._close_client(client)
 
     def _close_client(self, client: Client) -> None:
@@ -489,14 +501,6 @@ class Starter:
         self._unwatch(client.connection.fileno())
         self._clients.discard(client)
         client.connection.close()
-
-    def _execute(self, client: Client, request: dict[str, Any]) -> None:
-        try:
-            answer = self._answer(client, request)
-        except OSError as error:
-            answer = _describe_error(error)
-        if answer is not None:
-            self._send_answer(client, {"id": request.get("id"), **answer})
 
     def _answer(self, client: Client, request: dict[str, Any]) -> dict[str, Any] | None:
         """Execute a request; return its answer, None if that comes later."""
@@ -604,10 +608,10 @@ class Starter:
                 }
                 ends = []
                 for what, limit in limits.items():
-                    output, end = _open_output(f"{name}/{what}", limit)
+                    output = Output(f"{name}/{what}", limit)
                     program.outputs = (*program.outputs, output)
-                    writing.callback(os.close, end)
-                    ends.append(end)
+                    writing.callback(os.close, output.writing)
+                    ends.append(output.writing)
                 report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 failing.callback(report.close)
                 writing.callback(theirs.close)
@@ -713,7 +717,8 @@ class Starter:
             if program is None:  # an orphan
                 continue
             if pid != program.pid:
-                self._end_broker(program, os.waitstatus_to_exitcode(status) == _FAILED)
+                has_failed = os.waitstatus_to_exitcode(status) == _FAILED
+                self._end_broker(program, "it could not be executed" if has_failed else None)
                 continue
             program.exit = {"status": status, "rusage": list(usage), "time": time.time()}
             self._kill_broker(program)
@@ -742,7 +747,7 @@ class Starter:
                 mounts = os.open(f"/proc/{program.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
             broker.pid = _fork(lambda: _execute_broker(program.name, broker, mounts))
         except OSError as error:
-            self._refuse_connections(program, str(error))
+            self._end_broker(program, str(error))
             return
         finally:
             if mounts is not None:
@@ -750,19 +755,15 @@ class Starter:
         self._children[broker.pid] = program
         self._notify_all(program)
 
-    def _end_broker(self, program: Program, has_failed: bool) -> None:
+    def _end_broker(self, program: Program, error: str | None) -> None:
+        """Refuse connections after the end of a broker; `error` is why it could not run."""
         broker = program.broker
         assert broker is not None
         broker.pid = 0
-        self._refuse_connections(program, "it could not be executed" if has_failed else None)
+        broker.refuse_connections()
         if program.exit is not None:
             self._save(program)
-
-    def _refuse_connections(self, program: Program, error: str | None) -> None:
-        broker = program.broker
-        assert broker is not None
-        broker.refuse_connections()
-        if program.exit is None and not program.is_forgotten:
+        elif not program.is_forgotten:
             broker.error = error
             self._notify_all(program)
 
@@ -815,18 +816,6 @@ def read_specification(directory: str) -> LaunchSpec:
         return LaunchSpec(**json.loads(content))
     except (ValueError, TypeError, RecursionError) as error:
         raise OSError(errno.EINVAL, str(error), path) from None
-
-
-def _open_output(path: str, limit: int) -> tuple[Output, int]:
-    """Return the output of a new pipe, and the pipe's write end. Raises: OSError."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    try:
-        os.set_blocking(reading, False)
-        return Output(path, reading, limit), writing
-    except OSError:
-        os.close(reading)
-        os.close(writing)
-        raise
 
 
 def _listen(path: str) -> socket.socket:

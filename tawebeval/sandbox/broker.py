@@ -20,7 +20,6 @@ listening socket, 6 and 7 the filters of system calls, in the order in which the
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import math
@@ -38,7 +37,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tawebeval.linux.kernel_files import (
-    EVALUATOR_CGROUP_NAME,
     PROGRAM_CGROUP_PREFIX,
     CgroupDirectory,
     kill_and_remove,
@@ -46,6 +44,7 @@ from tawebeval.linux.kernel_files import (
     list_descendants,
     measure_cpu_seconds,
     measure_largest_memory,
+    prctl,
 )
 
 SOURCE, CONFIGURATION, LISTENING = 3, 4, 5
@@ -75,8 +74,6 @@ _OWN_PROCESSES = 2  # of bwrap, in the cgroup of each run
 _MOST_PARTS, _MOST_BYTES = 32, 16 * 1024  # of one target, and of all: bwrap makes directories
 _NOT_MADE = "the sandbox could not be made; the reason is on stderr"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RequestRefused(Exception):
@@ -286,83 +283,40 @@ def find_mount_source(
     return MountSource("/".join([outside, *below]), target, writable, identity), descriptor
 
 
-class SubmissionCgroup:
+class SubmissionCgroup(CgroupDirectory):
     """The cgroup of one run, below that of the evaluation.
 
-    Without one (`is_used`) no method does anything.
+    Without one (`is_used`) its directory does not exist, and nothing is known of it.
     """
 
     def __init__(self, parent: str, name: str) -> None:
-        self._directory = CgroupDirectory(f"{parent}/{name}")
+        super().__init__(f"{parent or '/proc/none'}/{name}")
         self.is_used = bool(parent)
 
     def make(self, memory: int, processes: int) -> None:
-        """Make the cgroup with its limits. Raises: OSError."""
+        """Make the cgroup with its limits, if it is used. Raises: OSError."""
         if self.is_used:
-            self._directory.make_cgroup()
-            self._directory.limit_memory(memory)
-            self._directory.write_file("pids.max", processes + _OWN_PROCESSES)
-
-    def enter(self) -> None:
-        """Move this process into the cgroup. Raises: OSError."""
-        if self.is_used:
-            self._directory.enter_cgroup()
+            self.make_cgroup()
+            self.limit_memory(memory)
+            self.write_file("pids.max", processes + _OWN_PROCESSES)
 
     def read_cpu_seconds(self) -> float | None:
         """Return the processor time; None if it is not measured."""
-        if not self.is_used:
-            return None
-        return self._directory.read_numbers("cpu.stat").get("usage_usec", 0) / 1e6
+        used = self.read_numbers("cpu.stat").get("usage_usec")
+        return None if used is None else used / 1e6
 
     def read_peak_memory(self) -> int | None:
         """Return the peak of memory in bytes, less the page cache that is left; None if unknown."""
-        peak = self._directory.read_number("memory.peak") if self.is_used else None
+        peak = self.read_number("memory.peak")
         if peak is None:  # before Linux 5.19
             return None
-        held = self._directory.read_numbers("memory.stat")
+        held = self.read_numbers("memory.stat")
         return max(peak - max(held.get("file", 0) - held.get("shmem", 0), 0), 0)
 
     def read_current_memory(self) -> int:
         """Return the bytes of memory without the page cache now; 0 if unknown."""
-        held = self._directory.read_numbers("memory.stat") if self.is_used else {}
+        held = self.read_numbers("memory.stat")
         return held.get("anon", 0) + held.get("shmem", 0)
-
-    def has_met_memory_limit(self) -> bool:
-        """Tell whether the kernel has killed a process for this cgroup's own limit of memory."""
-        return self.is_used and self._directory.has_met_memory_limit()
-
-    def has_met_process_limit(self) -> bool:
-        """Tell whether a fork has failed in this cgroup."""
-        return self.is_used and self._directory.has_refused_fork()
-
-    def remove(self) -> None:
-        """Kill all processes and remove the cgroup; the evaluation's end removes what stays."""
-        if self.is_used:
-            kill_and_remove([self._directory])
-
-
-def prepare_cgroup_for_children(path: str) -> None:
-    """Prepare the evaluation's cgroup to have cgroups in it. Raises: OSError.
-
-    Processes may be in leaves only, and so those of the evaluation move into one.
-    """
-    if not path:
-        return
-    directory = CgroupDirectory(path)
-    evaluator = directory / EVALUATOR_CGROUP_NAME
-    evaluator.make_cgroup()
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        for pid in directory.read_file("cgroup.procs").split():
-            with suppress(ProcessLookupError):
-                evaluator.write_file("cgroup.procs", pid)
-        try:
-            directory.write_file("cgroup.subtree_control", "+memory +pids")
-        except OSError:  # a process has been forked meanwhile
-            if time.monotonic() > deadline:
-                raise
-        else:
-            return
 
 
 def restore_signal_defaults() -> None:
@@ -430,7 +384,7 @@ class ProgramRun:
             wall = time.monotonic() - began
             return self._report(wall)
         finally:
-            self._cgroup.remove()
+            kill_and_remove([self._cgroup])  # the evaluation's end removes what stays
 
     def _start(self, blocking: int, nonce: str) -> int:
         # The filters with file offsets of their own; and a pipe's both ends, so that it has no end
@@ -445,7 +399,8 @@ class ProgramRun:
             return child
         try:
             restore_signal_defaults()
-            self._cgroup.enter()
+            if self._cgroup.is_used:
+                self._cgroup.enter_cgroup()
             for number, stream in enumerate(self._streams):
                 os.dup2(stream, number)
             os.execve(argv[0], argv, {})  # noqa: S606  (no shell is wanted)
@@ -639,7 +594,7 @@ class ProgramRun:
             self._reason = self._reason or "time"
         elif number == signal.SIGXFSZ:
             self._reason = self._reason or "output"
-        elif status and self._cgroup.has_met_process_limit():
+        elif status and self._cgroup.has_refused_fork():
             self._reason = self._reason or "processes"
         return {
             "exit_status": None if number is not None else status,
@@ -678,7 +633,7 @@ def send_streams(connection: socket.socket) -> list[int]:
 
 def exit_with_parent(parent_pid: int) -> None:
     """End this process with its parent, also if that has ended already."""
-    _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
 
@@ -688,7 +643,7 @@ def serve_connection(
 ) -> None:
     """Serve one connection, in a process of its own, the child of the process `broker`."""
     exit_with_parent(broker)
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         request = parse_request(
             receive_request(connection), configuration.system_paths, configuration.readable_paths
@@ -748,6 +703,5 @@ def main() -> None:
     told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
     configuration = BrokerConfiguration(**json.loads(told))
     exit_with_parent(configuration.parent_pid)
-    prepare_cgroup_for_children(configuration.cgroup)
     with socket.socket(fileno=LISTENING) as listening:
         accept_connections(listening, configuration)

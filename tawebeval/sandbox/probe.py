@@ -129,8 +129,9 @@ def check_sandbox(
     Raises: ConfigurationError, with the remedy.
     """
     try:
+        sandbox.writable_trees.connect_starter()
         if not isinstance(sandbox, BubblewrapSandbox):
-            sandbox.writable_trees.use_copies("no sandbox")
+            sandbox.writable_trees.overlay_problem = "no sandbox"
             return
         problem = probe_overlays_or_copies(sandbox, places)
     except OSError as error:
@@ -188,13 +189,11 @@ def probe_overlays_or_copies(
     """Probe the sandbox with overlays, or else with copies. Blocks.
 
     `sandbox.writable_trees.overlay_problem` is why overlays do not work; None if they do.
-    Raises: OSError, if the starter does not start.
     """
     trees = sandbox.writable_trees
-    trees.use_overlays()
     problem = probe_bubblewrap(sandbox, places)
     if problem is not None and trees.overlay_problem is None:
-        trees.use_copies(problem[0])
+        trees.overlay_problem = problem[0]
         problem = probe_bubblewrap(sandbox, places)
     return problem
 

@@ -278,12 +278,12 @@ class WritableTrees:
     """The maker of writable trees, by the starter, which starts the programs that write to them.
 
     The starter listens at `socket`. If it `is_own`, it is started here, by the main thread, and
-    ends at `close` or with this process. Trees are overlays if `overlay_problem` is None, and
-    otherwise copies for that reason.
+    ends at `close` or with this process. Trees are overlays if `overlay_problem` is None, as it is
+    after `connect_starter` if the starter can mount them, and otherwise copies for that reason.
     """
 
     def __init__(self, socket: Path, *, is_own: bool = True) -> None:
-        self.overlay_problem: str | None = "nothing is mounted yet"
+        self.overlay_problem: str | None = "the starter is not connected"
         self._socket = socket
         self._is_own = is_own
         self._client: StarterClient | None = None
@@ -304,6 +304,7 @@ class WritableTrees:
                     client.close()
                 spawn_starter(self._socket)
             self._client = StarterClient.connect(self._socket)
+            self.overlay_problem = self._client.mount_problem
         return self._client
 
     @property
@@ -311,18 +312,6 @@ class WritableTrees:
         """The connected starter."""
         assert self._client is not None, "connected by the check of the sandbox"
         return self._client
-
-    def use_overlays(self) -> None:
-        """Make overlays from now on, or copies if overlays do not work. Blocks.
-
-        Raises: OSError, ConfigurationError.
-        """
-        self.overlay_problem = self.connect_starter().mount_problem
-
-    def use_copies(self, problem: str) -> None:
-        """Make copies from now on; `problem` is the reason. Blocks. Raises as `use_overlays`."""
-        self.connect_starter()
-        self.overlay_problem = problem
 
     def attach(
         self,

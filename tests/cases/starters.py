@@ -40,7 +40,8 @@ class StarterProcess:
         argv = [sys.executable, "-I", "-S", str(program), starter.PROCESS_NAME, str(self.path)]
         if open_files:
             argv = ["/usr/bin/prlimit", f"--nofile={open_files}", *argv]
-        self.process = subprocess.Popen(argv, env={})
+        with (self.directory / "said").open("wb") as said:
+            self.process = subprocess.Popen(argv, env={}, stderr=said)
         deadline = time.monotonic() + PATIENCE
         while not self.path.exists():
             assert self.process.poll() is None, "the starter does not start"

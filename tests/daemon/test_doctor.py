@@ -161,7 +161,7 @@ class Fault(NamedTuple):
     is_curable: bool = False
 
 
-OTHERS = "…other users may write"
+OTHERS = "…every user may write"
 NO_SANDBOX = '[sandbox]\nkind = "none"'
 MANY_WATCHES = "up to 301500 may be needed -> run `sysctl fs.epoll.max_user_watches=301500`"
 OVERLAYS = replace(probe, "probe_overlays_or_copies", gives(PROBLEM))

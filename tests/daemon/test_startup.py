@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,11 +62,9 @@ class FakeParts:
 
         return do
 
-    def list_evaluation_cgroups(self) -> set[str]:
-        return set(self.evaluation_cgroups)
-
-    def remove_evaluation_cgroup(self, name: str) -> None:
-        self.note(f"remove {name}")()
+    def remove_other_evaluation_cgroups(self, kept: Collection[str]) -> None:
+        for name in set(self.evaluation_cgroups) - set(kept):
+            self.note(f"remove {name}")()
 
     def connect_starter(self) -> FakeParts:
         self.note("connect")()

@@ -109,7 +109,8 @@ class FakeMachine:
                 each.write_text(each.read_text().replace(f"{os.getpid()}\n", ""))
             file.write_text(f"{file.read_text()}{os.getpid()}\n")
         elif file.name == "cgroup.subtree_control":
-            self._switch(file, text[0], text[1:])
+            for word in text.split():
+                self._switch(file, word[0], word[1:])
         elif file.name == "cgroup.kill":
             self._dying += file.parent.rglob("cgroup.procs")
             if not self.lingering:

@@ -145,8 +145,7 @@ class FakeTrees:
     """Makes no trees; `made` are the checkouts that trees were wanted of.
 
     `launched` is what was to be started, `error` raised instead, `overlay_descriptor` everybody's.
-    `overlay_problem` is why there are no overlays, from the start or since somebody wanted copies;
-    `asked` counts who asked for trees. `ended` is what `starter` says of each program:
+    `overlay_problem` is why there are no overlays. `ended` is what `starter` says of each program:
     status and output. `forgotten` are the workspaces whose programs were forgotten.
     """
 
@@ -157,7 +156,6 @@ class FakeTrees:
     pid: int = 77
     made: list[Path] = attrs.field(factory=list)
     launched: list[LaunchSpec] = attrs.field(factory=list)
-    asked: int = 0
     forgotten: list[Workspace] = attrs.field(factory=list)
     connected: list[tuple[StartedProgram, int]] = attrs.field(factory=list)
     closed: int = 0
@@ -168,6 +166,8 @@ class FakeTrees:
         return self
 
     def connect_starter(self) -> FakeTrees:
+        if self.error is not None:
+            raise self.error
         return self
 
     async def run_in_thread(self, call: Callable[[], Any]) -> Any:
@@ -175,16 +175,6 @@ class FakeTrees:
 
     def list_programs(self) -> set[Path]:
         return set()
-
-    def use_overlays(self) -> None:
-        self.asked += 1
-        if self.error is not None:
-            raise self.error
-
-    def use_copies(self, problem: str) -> None:
-        """Count, and take the problem."""
-        self.use_overlays()
-        self.overlay_problem = problem
 
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec

@@ -44,7 +44,7 @@ class OverlaysTests(SynchronousTestCase):
             self.workspace.output_directory,
         ):
             path.mkdir()
-        self.trees.use_overlays()
+        self.trees.connect_starter()
         self.assertIsNone(self.trees.overlay_problem)
 
     def run_it(self, command: str) -> list[str]:

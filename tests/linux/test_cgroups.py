@@ -281,7 +281,7 @@ class ParentTests(CgroupsTestCase):
         found = cgroups.find_evaluation_cgroup("")
         assert found is not None
         self.assertEqual(found.directory.path, "")
-        self.assertEqual(cgroups.list_evaluation_cgroups(), set())
+        cgroups.remove_other_evaluation_cgroups(())
         self.assertIsNone(find_pids_controller_parent(cgroups.describe_parent()))
         group.remove_cgroup()
         cgroups.remove_all_cgroups()
@@ -306,7 +306,7 @@ class AttachTests(CgroupsTestCase):
         self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
         path = own / "tawebeval-starter/evaluation-abc"
-        self.assertEqual(group.procs_files, [f"{path}/cgroup.procs"])
+        self.assertEqual(group.procs_files, [f"{path}/evaluator/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
 
     def test_next_daemon_finds_the_cgroups_again(self) -> None:
@@ -318,17 +318,14 @@ class AttachTests(CgroupsTestCase):
         cgroups.remove_all_cgroups()
         later = self.attach_again()
         self.check(later, ALL)
-        self.assertEqual(later.list_evaluation_cgroups(), {"evaluation-abc", "evaluation-def"})
         found = later.find_evaluation_cgroup("evaluation-abc")
         assert found is not None
         self.assertEqual(self.get(found, "cgroup.procs"), str(STRANGER))
         self.assertEqual(found.procs_files, group.procs_files)
         self.assertIsNone(later.find_evaluation_cgroup("evaluation-ghi"))
-        for name in later.list_evaluation_cgroups():
-            later.remove_evaluation_cgroup(name)
-        self.assertEqual(later.list_evaluation_cgroups(), set())
+        later.remove_other_evaluation_cgroups({"evaluation-abc"})
         left = sorted(path.name for path in (own / "tawebeval-starter").iterdir() if path.is_dir())
-        self.assertEqual(left, ["daemon", "git"])
+        self.assertEqual(left, ["daemon", "evaluation-abc", "git"])
 
     def test_missing_resources_have_reasons(self) -> None:
         own = self.make_machine("memory").own
@@ -377,7 +374,7 @@ class GroupTests(CgroupsTestCase):
         group = self.make_group()
         for name, used in (("run-1", 20), ("run-2", 3), ("evaluator", 30)):
             place = self.path(group, name)
-            place.mkdir()
+            place.mkdir(exist_ok=True)
             (place / "memory.peak").write_text(f"{used * MIB}\n")
         group.find_exceeded_limits()
         self.assertEqual(group.submission_peak_memory_bytes, 0)

@@ -9,18 +9,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import SkipTest
 
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import privileges
 from tawebeval.linux.privileges import (
     become_user,
     build_user_environment,
-    can_others_write,
     check_owner,
     refuse_root,
 )
@@ -197,39 +194,3 @@ class OwnerTests(SynchronousTestCase):
             check_owner(self.folder, ("dangling", "ours"))
         self.assertIn(f"{self.folder / 'ours'} belongs to {STRANGER}", str(caught.exception))
         self.assertTrue(str(caught.exception).endswith(f"root: {shlex.quote(str(self.folder))}"))
-
-
-class WriterTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        users = {7: ("alice", 70), 8: ("bob", 80)}
-        groups = {70: ("alice", ["alice"]), 80: ("staff", []), 90: ("shared", ["bob"])}
-
-        def find_user(number: int) -> SimpleNamespace:
-            name, group = users[number]
-            return SimpleNamespace(pw_name=name, pw_gid=group)
-
-        def find_group(number: int) -> SimpleNamespace:
-            name, members = groups[number]
-            return SimpleNamespace(gr_gid=number, gr_name=name, gr_mem=members)
-
-        self.groups = groups
-        self.patch(privileges, "pwd", SimpleNamespace(getpwuid=find_user))
-        self.patch(privileges, "grp", SimpleNamespace(getgrgid=find_group))
-
-    def check(self, mode: int, user: int, group: int, expected: bool) -> None:
-        status = os.stat_result((mode, 0, 0, 1, user, group, 0, 0, 0, 0))
-        self.assertIs(can_others_write(status), expected, (oct(mode), user, group))
-
-    def test_group_of_the_owner_alone_gives_a_file_to_nobody(self) -> None:
-        self.check(0o664, 7, 70, False)
-        self.groups[70] = "alice", ["alice", "bob"]
-        self.check(0o664, 7, 70, True)
-
-    def test_other_groups_and_unknown_ones_may_write(self) -> None:
-        for user, group in ((7, 90), (8, 80), (7, 99), (9, 70)):
-            self.check(0o664, user, group, True)
-            self.check(0o644, user, group, False)
-
-    def test_everybody_may_write_whatever_the_group(self) -> None:
-        self.check(0o606, 7, 70, True)
-        self.check(0o666, 7, 70, True)

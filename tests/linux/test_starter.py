@@ -371,6 +371,8 @@ class ClientTests(StarterCase):
         ):
             self.assertEqual(self.ask(message), b"", message[:40])
         self.assertEqual(self.run_program(sh("")), (0, b""))
+        said = (self.starter.directory / "said").read_text()
+        self.assertEqual(said.count("tawebeval-starter: a request fails: "), said.count("\n"))
 
     def test_request_that_fails_is_answered(self) -> None:
         for request in (
@@ -412,6 +414,20 @@ class ClientTests(StarterCase):
             else:
                 self.fail("it was not disconnected")
             self.assertEqual(self.run_program(sh("")), (0, b""))
+
+    def test_clients_without_free_descriptors_are_served_later(self) -> None:
+        few = StarterProcess(starter.RESERVED_DESCRIPTORS)
+        self.addCleanup(few.stop)
+        with contextlib.ExitStack() as opened:
+            for _ in range(starter.RESERVED_DESCRIPTORS + 20):
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                opened.enter_context(connection).connect(str(few.path))
+            connection.send(b'{"request": "version", "id": 1}')
+            connection.settimeout(0.3)  # at least one attempt of the starter's
+            self.assertRaises(TimeoutError, connection.recv, 1)
+        client = few.connect()
+        self.addCleanup(client.close)
+        self.assertEqual(client.list_programs(), set())
 
     def test_list_has_all_programs(self) -> None:
         names = [self.locate(f"{number}") for number in range(4)]
@@ -592,26 +608,12 @@ class AttachedTests(TestCase):
         self.addCleanup(self.client.close)
         self.states: list[ProgramState] = []
         self.lost: Deferred[None] = Deferred()
-        self.ended: Deferred[None] = Deferred()
 
     def on_state(self, state: ProgramState | None) -> None:
         if state is None:
             self.lost.callback(None)
             return
         self.states.append(state)
-        if state.status is not None and state.is_output_complete and not self.ended.called:
-            self.ended.callback(None)
-
-    async def test_end_is_told(self) -> None:
-        self.client.attach(reactor)
-        directory = self.starter.directory / "program"
-        self.client.start_program(directory, sh("exit 3"))
-        self.client.watch_program(directory, self.on_state)
-        await self.ended
-        assert self.states[-1].status is not None
-        self.assertEqual(os.waitstatus_to_exitcode(self.states[-1].status), 3)
-        self.client.unwatch_program(directory)
-        self.client.forget_program(directory)
 
     async def test_unknown_program_is_told(self) -> None:
         self.client.attach(reactor)

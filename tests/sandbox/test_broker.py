@@ -103,18 +103,16 @@ class Cgroups(SynchronousTestCase):
         self.assertTrue(self.group.has_met_memory_limit(), "before Linux 5.2")
         self.put("memory.events.local", "oom 0\noom_kill 1\n")
         self.assertFalse(self.group.has_met_memory_limit())
-        self.assertFalse(self.group.has_met_process_limit())
+        self.assertFalse(self.group.has_refused_fork())
         self.put("pids.events", "max 1\n")
-        self.assertTrue(self.group.has_met_process_limit())
+        self.assertTrue(self.group.has_refused_fork())
 
     def test_without_cgroup_nothing_is_known(self) -> None:
         group = SubmissionCgroup("", "run-1")
         group.make(1, 1)
-        group.enter()
-        group.remove()
         self.assertEqual((group.read_cpu_seconds(), group.read_peak_memory()), (None, None))
         self.assertEqual(group.read_current_memory(), 0)
-        self.assertFalse(group.has_met_memory_limit() or group.has_met_process_limit())
+        self.assertFalse(group.has_met_memory_limit() or group.has_refused_fork())
 
 
 class Sources(SynchronousTestCase):

@@ -136,7 +136,7 @@ class TryTests(SandboxesTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.trees.use_overlays()
+        self.trees.connect_starter()
         self.addCleanup(self.assert_nothing_left)
 
     def problem(self) -> tuple[str, str]:

@@ -240,8 +240,12 @@ class StarterTests(TreesTestCase):
         self.trees = WritableTrees(self.socket)
         self.addCleanup(self.trees.close)
 
+    def connect(self) -> None:
+        self.trees.connect_starter()
+        self.trees.overlay_problem = "no overlays here"
+
     def test_own_starter_ends_at_the_close(self) -> None:
-        self.trees.use_copies("no overlays here")
+        self.connect()
         pid = self.trees.starter.pid
         program = self.trees.start_program(self.checkout, self.make_workspace(), LAUNCH)
         self.trees.close()
@@ -251,7 +255,7 @@ class StarterTests(TreesTestCase):
     def test_starter_of_another_program_goes_on(self) -> None:
         spawn_starter(self.socket)
         shared = WritableTrees(self.socket, is_own=False)
-        shared.use_copies("no overlays here")
+        shared.connect_starter()
         pid = shared.starter.pid
         shared.close()
         self.assertTrue(is_alive(pid))
@@ -260,13 +264,13 @@ class StarterTests(TreesTestCase):
     def test_starter_of_a_killed_daemon_is_replaced(self) -> None:
         spawn_starter(self.socket)
         former = StarterClient.connect(self.socket)
-        self.trees.use_copies("no overlays here")
+        self.connect()
         self.assertFalse(is_alive(former.pid))
         self.assertNotEqual(self.trees.starter.pid, former.pid)
         former.close()
 
     def test_forgotten_program_is_killed(self) -> None:
-        self.trees.use_copies("no overlays here")
+        self.connect()
         workspace = self.make_workspace()
         program = self.trees.start_program(self.checkout, workspace, LAUNCH)
         self.trees.forget_program(workspace)
@@ -279,14 +283,14 @@ class StarterTests(TreesTestCase):
         self.trees.forget_program(Workspace(self.root))
 
     def test_missing_checkout_is_an_error(self) -> None:
-        self.trees.use_copies("no overlays here")
+        self.connect()
         self.checkout.rename(self.mktemp())
         with self.assertRaises(OSError):
             self.trees.start_program(self.checkout, self.make_workspace(), LAUNCH)
         self.assertEqual(self.trees.starter.list_programs(), set())
 
     def test_program_prints_into_its_file_in_a_copy(self) -> None:
-        self.trees.use_copies("no overlays here")
+        self.connect()
         workspace = self.make_workspace()
         launch = sh("cat file")._replace(directory=str(workspace.tree_directory))
         self.trees.start_program(self.checkout, workspace, launch)
