@@ -402,9 +402,9 @@ class SandboxedRun(ABC):
     def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
         """Let the started process drive `run`. Raises: OSError."""
 
-    @abstractmethod
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
+        return self.run_limits.describe_for_resume()
 
     @abstractmethod
     def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
@@ -497,10 +497,6 @@ class LocalRun(SandboxedRun):
     def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
         """Let the started process drive `run`. Raises: OSError."""
         return self._trees.connect_program(run, started)
-
-    def describe_for_resume(self) -> dict[str, Any]:
-        """Return what `resume_process` needs, as JSON."""
-        return self.run_limits.describe_for_resume()
 
     def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks."""
