@@ -103,10 +103,10 @@ class SimulatedProcess:
     on_started: Callable[[], object]
     on_ended: Callable[[SimulatedProcess], object]
     start_time: int = 0
+    on_slow_reads: Callable[[], object] = lambda: None
     on_broker_error: Callable[[str], object] = lambda reason: None
     resource_usage: struct_rusage | None = None
     is_running: bool = True
-    pipe_read_cpu_seconds: float = 0.0
     lost_reason: str | None = None
 
     @property

@@ -49,6 +49,7 @@ from tawebeval.evaluations.store import (
 )
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import open_regular_file
+from tawebeval.linux.starter import MAX_SLOW_READ_SECONDS
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_limit_failure
 from tawebeval.sandbox.workspace import FileRefused
@@ -66,12 +67,12 @@ _AT_ONCE: frozenset[FailureReason] = frozenset(
 _LOST = EvaluationFailure(
     "lost", "defect of the daemon: events were lost; the daemon's log has the details"
 )
-_MOST_DELAY = 0.25  # seconds of processor time that slow reads may take
 _DELAYED = EvaluationFailure(
     "output",
     "the evaluator was stopped: reading its stdout and stderr took the daemon over"
-    f" {_MOST_DELAY} seconds of processor time; watch them with fewer instances of epoll(7)",
-    {"value": _MOST_DELAY},
+    f" {MAX_SLOW_READ_SECONDS} seconds of processor time; watch them with fewer instances of"
+    " epoll(7)",
+    {"value": MAX_SLOW_READ_SECONDS},
 )
 
 T = TypeVar("T")
@@ -161,6 +162,7 @@ class Run(ProcessProtocol):
     def makeConnection(self, transport: Any) -> None:
         """Connect the started process, a `TailedProcess`."""
         self._process = transport
+        transport.on_slow_reads = lambda: self.stop(_DELAYED)
         transport.on_broker_error = self._on_broker_error
         self.sandboxed.run_limits.first_process = transport
         super().makeConnection(transport)
@@ -258,7 +260,6 @@ class Run(ProcessProtocol):
 
     def outReceived(self, data: bytes) -> None:
         """Make events of stdout, up to the limit."""
-        self._check_delay()
         within = data[: self._count_output_within_limit(len(data))]
         if within:
             self._parse(self._stdout.feed, within)
@@ -276,7 +277,6 @@ class Run(ProcessProtocol):
 
     def errReceived(self, data: bytes) -> None:
         """Keep the tail of stderr, up to the limit."""
-        self._check_delay()
         limit = self.sandboxed.limits.stderr
         left = limit - self._stderr_bytes
         self._stderr_bytes += len(data)
@@ -288,10 +288,6 @@ class Run(ProcessProtocol):
                     "stderr", "stderr", f"printed over {format_size(limit)} on stderr", limit
                 )
             )
-
-    def _check_delay(self) -> None:
-        if self._process.pipe_read_cpu_seconds >= _MOST_DELAY:
-            self.stop(_DELAYED)
 
     def outConnectionLost(self) -> None:
         """Parse the end of stdout."""

@@ -669,7 +669,7 @@ class Starter:
     # Output
 
     def _move_output(self, program: Program, output: Output, events: int) -> None:
-        before, pipe = (output.error, output.slow_seconds), output.pipe
+        pipe = output.pipe
         output.move_chunk()
         if not output.is_open:
             self._unwatch(pipe)
@@ -679,7 +679,6 @@ class Starter:
         is_bad = output.is_full or output.error is not None
         if is_bad or program.slow_seconds >= MAX_SLOW_READ_SECONDS:
             self._unwatch(pipe)
-        if before != (output.error, output.slow_seconds):
             self._notify_all(program)
 
     def _close_output(self, program: Program) -> None:

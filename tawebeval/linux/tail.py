@@ -35,6 +35,7 @@ from twisted.python.filepath import FilePath
 
 from tawebeval.deferreds import run_in_background
 from tawebeval.linux.child import STDERR, STDOUT, make_exit_reason
+from tawebeval.linux.starter import MAX_SLOW_READ_SECONDS
 from tawebeval.linux.starter_client import (
     STARTER_ENDED,
     ProgramState,
@@ -290,9 +291,9 @@ class TailedProcess:
     - `processEnded(reason)` comes once after that and after both ends of output.
 
     If the disk takes no more output, or the starter has ended, `lost_reason` tells so, and the
-    process is killed. `pipe_read_cpu_seconds` is the processor time of slow reads of its output.
-    `broker_pid` is the running broker, None without one; `on_broker_error(reason)` is called if
-    none can run.
+    process is killed. `on_slow_reads()` is called if its output is not read any more, for the time
+    that takes. `broker_pid` is the running broker, None without one; `on_broker_error(reason)` is
+    called if none can run.
     """
 
     def __init__(
@@ -307,9 +308,9 @@ class TailedProcess:
         self.directory = program.directory
         self.pid = program.pid
         self.resource_usage: struct_rusage | None = None
-        self.pipe_read_cpu_seconds = 0.0
         self.lost_reason: str | None = None
         self.broker_pid: int | None = None
+        self.on_slow_reads: Callable[[], object] = lambda: None
         self.on_broker_error: Callable[[str], object] = lambda reason: None
         self.start_time = program.start_time
         self._protocol = protocol
@@ -378,9 +379,8 @@ class TailedProcess:
             return
         self._state = state
         self.broker_pid = state.broker_pid
-        if state.slow_read_seconds != self.pipe_read_cpu_seconds:
-            self.pipe_read_cpu_seconds = state.slow_read_seconds
-            self._protocol.childDataReceived(STDOUT, b"")  # so that it looks at the seconds
+        if state.slow_read_seconds >= MAX_SLOW_READ_SECONDS:
+            self.on_slow_reads()
         if state.broker_error is not None:
             self.on_broker_error(state.broker_error)
         if state.write_error is not None and self.lost_reason is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from resource import struct_rusage
 from typing import Any
 
@@ -58,7 +58,7 @@ class FakeChild:
         self.directory, self.descriptors = launch.directory, launch.descriptors
         self.is_running = True
         self.has_exited = False
-        self.pipe_read_cpu_seconds = 0.0
+        self.on_slow_reads: Callable[[], object]
         self.lost_reason: str | None = None
         self.resource_usage: struct_rusage | None = None
         self.signals: list[int] = []
