@@ -117,6 +117,7 @@ class DiskUsage:
         first thread has ended.
         """
         with _ignore_missing():
+            device, disk = os.stat(directory).st_dev, _measure_disk(directory)
             for thread in os.listdir(f"/proc/{pid}/task"):
                 self.inspection_count += 1
                 with _ignore_missing(), os.scandir(f"/proc/{pid}/task/{thread}/fd") as descriptors:
@@ -125,19 +126,15 @@ class DiskUsage:
                         with _ignore_missing():
                             status = os.stat(descriptor.path)
                             file = status.st_dev, status.st_ino
-                            if (
-                                status.st_nlink == 0
-                                and file not in self._seen
-                                and _measure_disk(descriptor.path) == _measure_disk(directory)
-                            ):
+                            if status.st_nlink or file in self._seen:
+                                continue
+                            # An overlay with its changes on this disk has other devices.
+                            if status.st_dev == device or _measure_disk(descriptor.path) == disk:
                                 self.add_file(status)
 
 
 def _measure_disk(path: str | Path) -> tuple[int, int, int]:
-    """Return the size of a file system; an overlay has that of the one with its changes.
-
-    The device does not tell: files of an overlay have others, and files in memory one, too.
-    """
+    """Return the size of a file system; an overlay has that of the one with its changes."""
     system = os.statvfs(path)
     return system.f_frsize, system.f_blocks, system.f_files
 
