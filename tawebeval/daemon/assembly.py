@@ -91,8 +91,8 @@ from tawebeval.sandbox.probe import (
     reprobe_sandbox,
 )
 from tawebeval.sandbox.workspace import WritableTrees
-from tawebeval.slurm.cluster import SlurmSandbox, cancel_all_jobs
 from tawebeval.slurm.commands import SlurmCommands, check_shared_directory
+from tawebeval.slurm.job import SlurmSandbox
 from tawebeval.web.auth import Authentication, EvaluationLinks
 from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import HealthAndMetrics, KleinApplication, RequestLog, WebContext
@@ -536,21 +536,12 @@ def open_runner(base: Foundation) -> Sandbox:
     if runner.kind == "local" and not base.left.job_names:
         return base.sandbox
     threads = base.threads.make_threads(1, "slurm", abandons_running_calls=True)
-    commands = SlurmCommands(base.reactor, threads)
-    label = derive_daemon_label(state)
+    commands = SlurmCommands(base.reactor, threads, derive_daemon_label(state))
+    base.reactor.callWhenRunning(commands.watch_queue)  # for jobs that no evaluation has
     if runner.kind == "local":
-        cancel_all_jobs(commands, base.reactor, label)
         return base.sandbox
     check_shared_directory(base.configuration, state)
-    return SlurmSandbox.create(
-        runner,
-        base.sandbox,
-        commands,
-        base.file_tree_threads,
-        base.reactor,
-        label,
-        base.left.job_names,
-    )
+    return SlurmSandbox.create(runner, base.sandbox, commands, base.file_tree_threads, base.reactor)
 
 
 def build_repositories(base: Foundation, keyring: GitKeyring) -> RepositoryCache:

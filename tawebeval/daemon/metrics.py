@@ -40,8 +40,8 @@ from tawebeval.errors import ServerBusy, SetupProblem, format_size
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.filetree import is_disk_full
-from tawebeval.slurm.cluster import SlurmSandbox
 from tawebeval.slurm.commands import JobCounters
+from tawebeval.slurm.job import SlurmSandbox
 from tawebeval.web.routes import RequestLog, RouteTable
 from tawebeval.web.server.channel import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue, CallbackState
@@ -366,12 +366,10 @@ class DaemonMetrics(Collector):
 
     def _collect_jobs(self) -> Iterator[Metric]:
         runner = self.registry.context.sandbox
-        jobs = (
-            runner.access.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
-        )
+        jobs = runner.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
         said = "Jobs that ended without the evaluator's end."
         yield _counter("cluster_jobs_lost", said, jobs.lost_jobs_by_reason, "reason")
-        said = "Jobs in place of those that were lost before the evaluator ran."
+        said = "Jobs in place of those that were lost before the evaluator printed anything."
         yield _counter("cluster_jobs_repeated", said, jobs.restarted_jobs)
         said = "Whether the cluster's controller does not answer."
         yield _gauge("cluster_unreachable", said, jobs.is_controller_unreachable)

@@ -65,7 +65,6 @@ from tawebeval.sandbox.environments import (
 )
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems
 from tawebeval.sandbox.workspace import WritableTrees
-from tawebeval.slurm.job import remove_other_node_programs
 from tawebeval.web.auth import (
     Authentication,
     RateLimit,
@@ -362,9 +361,8 @@ class StartupChecks(Service):
         directories = self.directories
         try:
             self._remove_leftovers()
-            if not self._left.job_names:  # a job that waits for a node needs both there
+            if not self._left.job_names:  # a node may be about to show them
                 remove_shell_copies(directories.sandbox_files_directory)
-                remove_other_node_programs(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_git_version()
         except OSError as error:

@@ -91,9 +91,9 @@ class Run(ProcessProtocol):
     - `on_new_events()` is called when the log has new events, `on_change()` when `failure` is set
       by a stop, and when the clock stands.
     - `deadline`: the end of `limits.wall_clock`, in seconds of the reactor's clock, which goes on
-      over a restart of the daemon; None while a cluster tells why the job was lost. The
-      parameter is that of a run that an earlier process of the daemon has begun. Its stdout goes
-      on, its stderr is delivered again.
+      over a restart of the daemon; None while the clock is suspended. The parameter is that of a
+      run that an earlier process of the daemon has begun. Its stdout goes on, its stderr is
+      delivered again.
     """
 
     failure: EvaluationFailure | None = None
@@ -169,12 +169,8 @@ class Run(ProcessProtocol):
 
     def connectionMade(self) -> None:
         """Start the clock, and have the limits checked until the end."""
-        monitor = self._context.limit_monitor
-        if self.deadline is None:  # what had to wait elsewhere has its whole time from now on
-            self.deadline = self._context.clock.seconds() + self.sandboxed.limits.wall_clock
-        left = max(0.0, self.deadline - self._context.clock.seconds())
-        self._timeout = self._context.clock.callLater(left, self._on_timeout)
-        monitor.add_run(self.sandboxed.run_limits, self.stop)
+        self._start_clock()
+        self._context.limit_monitor.add_run(self.sandboxed.run_limits, self.stop)
         self._is_watched = True
         self.run_ended.add_callback(lambda _: self._unwatch_limits())
 
@@ -197,10 +193,21 @@ class Run(ProcessProtocol):
         self._parse(lambda: None)
 
     def suspend_clock(self) -> None:
-        """Stop the clock while a cluster tells why the evaluator's job was lost."""
+        """Stop the clock while a cluster has no job of the evaluator, or is losing it."""
         self._stop_clock()
         self.deadline = None
         self._on_change()
+
+    def restart_clock(self) -> None:
+        """Start a suspended clock: the evaluator has begun again."""
+        self._start_clock()
+        self._on_change()
+
+    def _start_clock(self) -> None:
+        if self.deadline is None:  # what had to wait elsewhere has its whole time from now on
+            self.deadline = self._context.clock.seconds() + self.sandboxed.limits.wall_clock
+        left = max(0.0, self.deadline - self._context.clock.seconds())
+        self._timeout = self._context.clock.callLater(left, self._on_timeout)
 
     def _stop_clock(self) -> None:
         if self._timeout is not None:

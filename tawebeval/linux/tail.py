@@ -202,6 +202,13 @@ class FileTail:
         self._is_finishing = True
         self._read_later()
 
+    def reopen(self) -> None:
+        """Go on with another file, which has taken the place of this one. Raises: OSError."""
+        if not self.is_closed:
+            with self._path.open("rb", buffering=0) as file:
+                os.dup2(file.fileno(), self._descriptor, inheritable=False)
+            self._read_later()
+
     def close(self) -> None:
         """Read nothing more, and close the file."""
         if not self.is_closed:
@@ -356,6 +363,15 @@ class TailedProcess:
         """Deliver what is printed already, and then the ends: other processes hold the pipes."""
         if not self._has_ended:
             self.files.starter.close_output(self.directory)
+
+    def follow_program(self, pid: int, start_time: int) -> None:
+        """Go on with another process, whose files have taken the place of those of this one.
+
+        This one has printed nothing. Raises: OSError.
+        """
+        self.pid, self.start_time = pid, start_time
+        for tail in self._tails:
+            tail.reopen()
 
     def leave(self) -> None:
         """Deliver and signal nothing any more; the process goes on."""

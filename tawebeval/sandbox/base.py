@@ -105,7 +105,7 @@ class RunnerStatus:
     """Where a run is that is not on this machine: a part of the status of its evaluation.
 
     `queue_reason` is why the cluster has not started the job yet, in the cluster's own words.
-    `retry_count` is how many jobs were lost before the evaluator ran, and replaced.
+    `retry_count` is how many jobs were lost before the evaluator printed anything, and replaced.
     """
 
     kind: str
@@ -395,7 +395,7 @@ class SandboxedRun(ABC):
     async def wait_for_evaluator_start(self, started: Any) -> None:  # noqa: B027
         """Wait until the evaluator runs, with `has_external_queue`. Raises: EvaluationFailure.
 
-        A cancellation is raised after the end of the started program.
+        A cancellation ends the started program.
         """
 
     @abstractmethod

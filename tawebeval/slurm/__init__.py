@@ -6,9 +6,8 @@ evaluator prints and how it ends. The daemon reads these files as those of local
 nor the daemon has to live for that.
 
 - `node`: the program on the node, of the standard library alone.
-- `job`: `Job`, one job with its directory, files and srun; `PollingWatcher`, which tells that files
-  of other machines have changed.
-- `cluster`: `SlurmSandbox`, and `SlurmRun`, the parts of its runs.
+- `job`: `SlurmSandbox`, and `SlurmRun`, one run of it; `Job`, the files of one job;
+  `PollingWatcher`, which tells that files of other machines have changed.
 - `commands`: the options of srun; squeue and scancel, each with a deadline; why a job was lost;
   `JobCounters`, for metrics; the checks of start and doctor, from here and by a job.
 

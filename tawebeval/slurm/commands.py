@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,40 +44,22 @@ JOB_TIME_MARGIN_SECONDS = 120
 ENDING_STATE = "COMPLETING"
 """The state of a job until its nodes have ended it; another one follows, with the reason."""
 
+COMMAND_TIMEOUT = 15.0
+"""Seconds for one command."""
+
+SQUEUE_PERIOD = 2.0
+"""Seconds before each squeue, which tells of all jobs together."""
+
 _SQUEUE = ("squeue", "--noheader", "--me", "--states=all", "--format=%i|%j|%T|%r|%N")
 _MIB = 2**20
 _BARS = 4  # in a line of squeue
-_STDERR_SHOWN = 300  # characters of srun's stderr in a message
-_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|[ \t].*)$\n?", re.MULTILINE)
+_STDERR_SHOWN = 300  # characters of a command's stderr in a message
+_SAID = re.compile(r"^(?:srun|slurmstepd|tawebeval)\b.*", re.MULTILINE)  # in srun's stderr
+_PASSED = ("SLURM_CONF", "PATH", "SLURM_JWT")
+_NAME_LENGTH = 16  # of an evaluation's name in the log
+_LAST_LOOKS = 10  # at the queue, after the last job
 
-
-@attrs.frozen
-class QueuedJob:
-    """A job as squeue shows it, also for some minutes after its end."""
-
-    identifier: str
-    name: str
-    state: str
-    reason: str = ""
-    node: str = ""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether neither node nor controller does anything for it any more."""
-        return self.state in ("COMPLETED", "FAILED", *_REASONS)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it waits or runs, and may be cancelled."""
-        return not self.has_ended and self.state != ENDING_STATE
-
-
-def parse_squeue(printed: str) -> Mapping[str, QueuedJob]:
-    """Return the jobs that squeue has printed, by their names."""
-    jobs = (
-        QueuedJob(*line.split("|")) for line in printed.splitlines() if line.count("|") == _BARS
-    )
-    return {job.name: job for job in jobs}
+log = Logger()
 
 
 def build_srun_options(
@@ -110,58 +91,62 @@ def exclude_node(options: Sequence[str], node: str) -> list[str]:
     return [*options, name + ",".join((*excluded[-1:], node))]
 
 
-def explain_job_loss(job: QueuedJob | None, srun_stderr: str) -> EvaluationFailure:
-    """Return why a job has ended without an outcome.
-
-    `job` is what squeue said last; None if it does not know the job, or does not answer.
-    `srun_stderr` is the end of what srun has printed.
-    """
-    if job is not None:
-        where = f" on the node {job.node}" if job.node else ""
-        named = f"the job {job.identifier} of Slurm{where}"
-        if reason := _REASONS.get(job.state):
-            return EvaluationFailure(reason, f"{named} {_ENDS[reason]}", {"slurm": job.state})
-    said = re.sub(r"\s+", " ", _TRACEBACK.sub("", srun_stderr)).strip()[-_STDERR_SHOWN:]
-    said = f"; srun said: {said}" if said else ""
-    if job is None:
-        return EvaluationFailure("lost", f"the evaluator was not run by Slurm{said}")
-    if job.state == ENDING_STATE:
-        return EvaluationFailure("node", f"{named} is not ended by its node", {"slurm": job.state})
-    # Such as a program that the node does not have.
-    return EvaluationFailure("lost", f"{named} ended without an outcome ({job.state}){said}")
-
-
 _REASONS: Mapping[str, FailureReason] = {
-    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL"), "node"),
+    **dict.fromkeys(("NODE_FAIL", "BOOT_FAIL", ENDING_STATE), "node"),
     "PREEMPTED": "preempted",
     "OUT_OF_MEMORY": "memory",
     **dict.fromkeys(("TIMEOUT", "DEADLINE"), "timeout"),
     **dict.fromkeys(("CANCELLED", "REVOKED"), "revoked"),
 }
-_ENDS: Mapping[str, str] = {
-    "node": "was lost: the node failed",
-    "preempted": "was preempted by another job",
-    "memory": "used over its memory (limits.memory)",
-    "timeout": "was ended by Slurm's time limit",
-    "revoked": "was cancelled in Slurm",
-}
-
-
-COMMAND_TIMEOUT = 15.0
-"""Seconds for one command."""
-
-SQUEUE_PERIOD = 2.0
-"""Seconds before each squeue, which tells of all jobs together."""
-
-_PASSED = ("SLURM_CONF", "PATH", "SLURM_JWT")
-_CANCEL_LOOKS = 10  # for jobs to cancel
-_MISSES = 15  # looks without a job that was in the queue before, until it counts as gone
-
-log = Logger()
-
 
 LOSS_REASONS: tuple[FailureReason, ...] = (*dict.fromkeys(_REASONS.values()), "lost")
 """Reasons for which a job ends without an outcome."""
+
+
+@attrs.frozen
+class QueuedJob:
+    """A job as squeue shows it, also for some minutes after its end."""
+
+    identifier: str
+    name: str
+    state: str
+    reason: str = ""
+    node: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether neither node nor controller does anything for it any more."""
+        return not self.is_alive and self.state != ENDING_STATE
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it waits or runs, and may be cancelled."""
+        return self.state not in ("COMPLETED", "FAILED", *_REASONS)
+
+
+def parse_squeue(printed: str) -> Mapping[str, QueuedJob]:
+    """Return the jobs that squeue has printed, by their names."""
+    jobs = (
+        QueuedJob(*line.split("|")) for line in printed.splitlines() if line.count("|") == _BARS
+    )
+    return {job.name: job for job in jobs}
+
+
+def explain_job_loss(job: QueuedJob | None, srun_stderr: str) -> EvaluationFailure:
+    """Return why a job has ended without an outcome.
+
+    `job` is what squeue said last; None if it does not know the job. `srun_stderr` is the end of
+    what srun has printed.
+    """
+    said = "; ".join(_SAID.findall(srun_stderr))[-_STDERR_SHOWN:]
+    said = f"; srun said: {said}" if said else ""
+    if job is None:
+        return EvaluationFailure("lost", f"the evaluator was not run by Slurm{said}")
+    where = f" on the node {job.node}" if job.node else ""
+    what = f"the job {job.identifier} of Slurm{where} ended without an outcome ({job.state})"
+    if reason := _REASONS.get(job.state):
+        return EvaluationFailure(reason, what, {"slurm": job.state})
+    return EvaluationFailure("lost", f"{what}{said}")  # as by a program that the node lacks
 
 
 @attrs.define(eq=False)
@@ -188,7 +173,7 @@ class SlurmCommandFailed(Exception):
 def run_command(
     environment: Mapping[str, str], *argv: str, timeout: float = COMMAND_TIMEOUT
 ) -> str:
-    """Return the stdout of a command. Blocks. Raises: SlurmCommandFailed, OSError."""
+    """Return the stdout of a command. Blocks. Raises: SlurmCommandFailed."""
     try:
         done = subprocess.run(
             argv,
@@ -201,6 +186,8 @@ def run_command(
         )
     except subprocess.TimeoutExpired:
         raise SlurmCommandFailed(f"no answer within {timeout:g} seconds") from None
+    except OSError as error:
+        raise SlurmCommandFailed(f"{argv[0]}: {error.strerror}") from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[-_STDERR_SHOWN:]
         raise SlurmCommandFailed(said or f"exit status {done.returncode}")
@@ -208,64 +195,51 @@ def run_command(
 
 
 WatchJob = Callable[[QueuedJob | None], object]
-IsMeant = Callable[[str], bool]
-
-
-@attrs.define(eq=False)
-class _Watch:
-    on_state: WatchJob
-    misses_left: int
 
 
 @attrs.define(eq=False)
 class SlurmCommands:
-    """Slurm's commands: one watch of the queue for all jobs, and cancellations."""
+    """Slurm's commands: one watch of the queue for all jobs of the daemon.
+
+    Jobs with `label` in their names that nobody watches are cancelled: those of earlier processes
+    of the daemon, and those that were given up, or whose srun was killed.
+    """
 
     _clock: Any
     _threads: WorkerThreads
+    _label: str
     _environment: Mapping[str, str] = attrs.field(factory=build_command_environment)
     counters: JobCounters = attrs.field(factory=JobCounters)
-    _watches: dict[str, _Watch] = attrs.field(factory=dict)  # by name
-    _cancels: dict[IsMeant, int] = attrs.field(factory=dict)  # looks that are left
+    _watches: dict[str, WatchJob] = attrs.field(factory=dict)  # by name
+    _unwatched: frozenset[str] = frozenset()  # names of jobs that the last look has found
+    _looks_left: int = 0
     _is_polling: bool = False
 
-    def watch_job(self, name: str, on_state: WatchJob, *, misses: int | None = None) -> None:
-        """Call `on_state` with what squeue says of a job now and then, None if it is gone.
+    def make_job_name(self, evaluation: str) -> str:
+        """Return a new name; `evaluation` begins with the name of the evaluation in the log."""
+        return f"tawebeval-{self._label}-{evaluation[:_NAME_LENGTH]}-{secrets.token_hex(4)}"
 
-        A controller that has lost its state may forget a job without a word to srun. `misses`, for
-        a job without srun, or of an earlier process of the daemon: the looks without the job until
-        it counts as gone. Without it a job is gone only after it was in the queue.
-        """
-        self._watches[name] = _Watch(on_state, misses or 0)
-        self._poll()
+    def watch_job(self, name: str, on_look: WatchJob) -> None:
+        """Call `on_look` with what each squeue says of a job; None if it does not know the job."""
+        self._watches[name] = on_look
+        self.watch_queue()
 
     def unwatch_job(self, name: str) -> None:
-        """End `watch_job`."""
+        """End `watch_job`, and soon the job, if it has not ended by itself."""
         self._watches.pop(name, None)
+        self.watch_queue()
 
-    def cancel_job(self, name: str) -> None:
-        """Cancel the jobs of a name.
-
-        A job of an srun that was killed would otherwise keep its node until its time is over.
-        """
-        self.cancel_jobs(name.__eq__)
-
-    def cancel_jobs(self, is_meant: IsMeant) -> None:
-        """Cancel jobs by their names, also those that are in the queue only a few looks later."""
-        self._cancels[is_meant] = _CANCEL_LOOKS
-        self._poll()
-
-    def _poll(self) -> None:
+    def watch_queue(self) -> None:
+        """Look for jobs that nobody watches for some time, as one may be submitted just now."""
+        self._looks_left = _LAST_LOOKS
         if not self._is_polling:
             self._is_polling = True
             run_in_background(self._watch_queue(), log, "defect: Slurm's queue is not watched")
 
     async def _watch_queue(self) -> None:
         try:
-            while True:
+            while self._watches or self._looks_left:
                 await deferLater(self._clock, SQUEUE_PERIOD)
-                if not (self._watches or self._cancels):
-                    return
                 await self._look()
         finally:
             self._is_polling = self.counters.is_controller_unreachable = False
@@ -273,45 +247,32 @@ class SlurmCommands:
     async def _look(self) -> None:
         try:
             jobs = parse_squeue(await self._run(*_SQUEUE))
-        except (SlurmCommandFailed, OSError) as error:
+        except SlurmCommandFailed as error:
             if not self.counters.is_controller_unreachable:  # once while the controller is away
                 log.warn("the queue of Slurm is unknown: {error}", error=error)
             self.counters.is_controller_unreachable = True
             return
         self.counters.is_controller_unreachable = False
-        for name, watch in list(self._watches.items()):
-            job = jobs.get(name)
-            if job is not None:
-                watch.misses_left = max(watch.misses_left, _MISSES)
-                watch.on_state(job)
-            elif watch.misses_left:
-                watch.misses_left -= 1
-                if not watch.misses_left:
-                    watch.on_state(None)
-        await self._cancel([job for job in jobs.values() if job.is_alive])
-
-    async def _cancel(self, jobs: Sequence[QueuedJob]) -> None:
-        """Cancel jobs by one command: there may be hundreds."""
-        found = [job.identifier for job in jobs if any(meant(job.name) for meant in self._cancels)]
-        self._cancels = {meant: left - 1 for meant, left in self._cancels.items() if left > 1}
-        if found:
+        self._looks_left = max(0, self._looks_left - 1)
+        for name, on_look in list(self._watches.items()):
+            on_look(jobs.get(name))
+        prefix, before = f"tawebeval-{self._label}-", self._unwatched
+        alive = {name for name, job in jobs.items() if job.is_alive and name.startswith(prefix)}
+        self._unwatched = frozenset(alive - self._watches.keys())
+        # At the second look, as a job ends a moment after its evaluator.
+        if found := [jobs[name].identifier for name in self._unwatched & before]:
             try:
                 await self._run("scancel", *found)
-            except (SlurmCommandFailed, OSError) as error:
+            except SlurmCommandFailed as error:
                 words = "{count} jobs of Slurm are not cancelled: {error}"
                 log.warn(words, count=len(found), error=error)
 
     async def _run(self, *argv: str) -> str:
-        """Return the stdout of a command. Raises: SlurmCommandFailed, OSError."""
+        """Return the stdout of a command. Raises: SlurmCommandFailed."""
         return await self._threads.run_in_thread(run_command, self._environment, *argv)
 
 
-_COMMANDS = ("srun", "squeue", "scontrol", "scancel")
 _JOB_SECONDS = 90.0  # for the job of the check, with its wait for a node
-_TRIED: Mapping[str, Sequence[str]] = {
-    "bubblewrap": ("bwrap", *build_isolation_options("check"), "--ro-bind", "/", "/", "/bin/true"),
-    NODE_PYTHON: (NODE_PYTHON, "-I", "-S", "-c", "pass"),
-}
 
 
 def check_shared_directory(configuration: Configuration, state: Path) -> None:
@@ -329,14 +290,8 @@ def check_cluster(
 ) -> Iterator[str | SetupProblem]:
     """Yield what works of a cluster, from this machine and by a job on a node. Blocks.
 
-    Raises: ConfigurationError, OSError.
+    Raises: ConfigurationError.
     """
-    if missing := [name for name in _COMMANDS if shutil.which(name) is None]:
-        raise ConfigurationError(
-            f"runner.kind: {', '.join(missing)} of Slurm is not installed",
-            "run `apt-get install slurm-client`, and set up this machine as a client of the"
-            " cluster",
-        )
     check_shared_directory(configuration, state)
     run = partial(run_command, build_command_environment(environment))
     try:
@@ -346,10 +301,11 @@ def check_cluster(
     if " UP" not in pinged:
         raise ConfigurationError(
             f"runner.kind: the controller of Slurm does not answer: {pinged[:200]}",
-            "start slurmctld, or correct SLURM_CONF and munge of this machine",
+            "start slurmctld; on this machine run `apt-get install slurm-client`, or correct"
+            " SLURM_CONF and munge",
         )
     yield "the controller of Slurm answers"
-    printed = _run_job(configuration, run)
+    printed = _run_job(configuration, state, run)
     node = re.search("^node (.*)", printed, re.MULTILINE)
     where = f"on the node {node[1]}" if node else "on a node"
     yield f"{where} bubblewrap works, and the shared directory is seen"
@@ -357,22 +313,26 @@ def check_cluster(
         yield SetupProblem(f"{where} {path} is missing", "make it on all nodes")
 
 
-def _run_job(configuration: Configuration, run: Callable[..., str]) -> str:
-    """Return what a script in the shared directory prints on a node.
+def _run_job(configuration: Configuration, state: Path, run: Callable[..., str]) -> str:
+    """Return what a shell prints on a node.
 
     Raises: ConfigurationError, if evaluators cannot run there.
     """
-    runner, name = configuration.runner, f"tawebeval-doctor-{secrets.token_hex(8)}"
-    script = Path(runner.shared) / name
+    isolated = ("bwrap", *build_isolation_options("check"), "--ro-bind", "/", "/", "/bin/true")
+    roots = (one.root for one in configuration.environments.values())
+    paths = map(shlex.quote, (*roots, *configuration.sandbox.readable))
+    script = (
+        f"cd {shlex.quote(str(state))}",
+        shlex.join(isolated),
+        f"{NODE_PYTHON} -I -S -c pass",
+        'echo "node ${SLURMD_NODENAME:-$(uname -n)}"',
+        *(f"test -e {path} || echo missing {path}" for path in paths),
+    )
+    name = f"tawebeval-doctor-{secrets.token_hex(8)}"
+    options = build_srun_options(configuration.limits, name, configuration.runner)
     try:
-        script.write_text("\n".join(_list_commands(configuration)))
-    except OSError as error:
-        raise ConfigurationError(
-            f"runner.shared: {runner.shared}: {error.strerror}", "let the daemon's user write there"
-        ) from None
-    options = build_srun_options(configuration.limits, name, runner)
-    try:
-        return run("srun", *options, "--", "/bin/sh", str(script), timeout=_JOB_SECONDS)
+        shell = ("/bin/sh", "-ec", "\n".join(script))
+        return run("srun", *options, "--", *shell, timeout=_JOB_SECONDS)
     except SlurmCommandFailed as error:
         raise ConfigurationError(
             f"runner.kind: a job does not run on a node: {error}",
@@ -383,15 +343,3 @@ def _run_job(configuration: Configuration, run: Callable[..., str]) -> str:
     finally:
         with suppress(SlurmCommandFailed):
             run("scancel", f"--name={name}")
-        script.unlink()
-
-
-def _list_commands(configuration: Configuration) -> Iterator[str]:
-    """Yield commands of a shell, which fail with the error, or print the node and what it lacks."""
-    for what, argv in _TRIED.items():
-        failed = f'{{ echo "{what} does not work: $said" >&2; exit 1; }}'
-        yield f"said=$({shlex.join(argv)} 2>&1) || {failed}"
-    yield 'echo "node ${SLURMD_NODENAME:-$(uname -n)}"'
-    roots = (one.root for one in configuration.environments.values())
-    for path in map(shlex.quote, (*roots, *configuration.sandbox.readable)):
-        yield f"test -e {path} || echo missing {path}"

@@ -1,22 +1,24 @@
-"""The jobs of Slurm in which evaluators run.
+"""Evaluators in jobs of Slurm, as the daemon sees them.
 
-`PollingWatcher` watches files that other machines write, of which inotify(7) says nothing.
+`SlurmSandbox` is what evaluations use in place of the daemon's own sandbox, and `SlurmRun` one run
+of it: a job with one srun(1), which the daemon's starter runs. The job has a directory below that
+of the evaluation (`Job`), which daemon and node see. Output and end are read from files there,
+which the node writes whether or not srun or the daemon live.
 
-`Job` is one job, with a directory of its own below that of the evaluation, which daemon and node
-see. So a job that was lost, and may still run on a node that does not answer, writes into no file
-of the job in its place.
+A job that is lost before its evaluator has printed anything may be replaced by another one, with a
+directory of its own: what still runs on a node that does not answer writes to no file of it.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from resource import struct_rusage
 from threading import Lock
 from typing import Any
 
@@ -24,35 +26,66 @@ import attrs
 import msgspec
 from twisted.internet.defer import CancelledError, DeferredLock
 from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from tawebeval.config import LimitSettings, RunnerSettings
+from tawebeval.core.evaluations import Checkout
 from tawebeval.deferreds import OneShotEvent, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux import kernel_files, starter
-from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
+from tawebeval.linux.filetree import copy_tree, remove_tree
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
     ProgramState,
     StartedProgram,
-    StarterClient,
     StateListener,
     collect_program,
 )
 from tawebeval.linux.tail import ProgramFiles, TailedProcess
-from tawebeval.sandbox import broker
-from tawebeval.sandbox.base import RunnerStatus
+from tawebeval.sandbox.base import (
+    Environment,
+    EvaluatorExit,
+    LeftProcess,
+    RunLimits,
+    RunnerStatus,
+    Sandbox,
+    build_cpu_limit_failure,
+    build_disk_limit_failure,
+)
+from tawebeval.sandbox.bubblewrap import WORKSPACE_MOUNT_POINT, BubblewrapRun, BubblewrapSandbox
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm import node
-from tawebeval.slurm.commands import QueuedJob, SlurmCommands, explain_job_loss
+from tawebeval.slurm.commands import (
+    NODE_PYTHON,
+    QueuedJob,
+    SlurmCommands,
+    build_command_environment,
+    build_srun_options,
+    exclude_node,
+    explain_job_loss,
+)
 
 MIN_POLL_SECONDS = 0.02
 """Seconds between two looks at a file that has just changed."""
 MAX_POLL_SECONDS = 0.4
 """Seconds between two looks at a file that has not changed for long."""
+KILL_ANSWER_TIMEOUT = 10.0
+"""Seconds after which a node that does not answer to SIGKILL is given up."""
+MAX_KILL_SECONDS = 2 * KILL_ANSWER_TIMEOUT
+"""The most seconds from SIGKILL to the end of a run, also on a busy machine."""
+GONE_LOOKS = 3
+"""Looks at the queue without a job until it counts as gone."""
+ENDING_LOOKS = 60
+"""Looks at the queue, over two minutes, for the nodes of a job to end it."""
 
-_PAUSE = 0.1  # between two looks, as a part of the time since the last change
-
-_Signature = tuple[int, int, int]  # inode, size, and time of the last change in nanoseconds
+_PAUSE = 0.1  # between two looks at a file, as a part of the time since the last change
+_OUTPUTS = ("stdout", "stderr")
+_STDERR_TAIL = 8 * 1024  # bytes of srun's stderr that are read
+_SRUN_OUTPUT_BYTES = 2**20  # of srun's own stdout, and of its stderr, that are stored
+_PROGRAM = collect_program(node, kernel_files, starter)
 
 log = Logger()
 
@@ -62,15 +95,30 @@ class _WatchedFile:
     path: Path
     on_change: Callable[[], object]
     changed_at: float
-    signature: _Signature | None = None
     due: float = 0.0
+    signature: tuple[int, int, int] | None = None
+
+    def has_changed(self) -> bool:
+        """Look at the file, which may be missing. Blocks.
+
+        By open(2), at which NFS asks its server: stat(2) would be answered by the client's cache.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+        except OSError:
+            return False
+        before = self.signature
+        self.signature = status.st_ino, status.st_size, status.st_mtime_ns
+        return before != self.signature
 
 
 @attrs.define(eq=False)
 class PollingWatcher:
-    """Watcher of files by one thread, which looks at all files in turn.
+    """Watcher of files that other machines write, of which inotify(7) says nothing.
 
-    While the file system does not answer, that thread waits, and nothing else does.
+    One thread looks at all files in turn. While the file system does not answer, that thread waits,
+    and nothing else does.
     """
 
     _clock: Any
@@ -100,81 +148,16 @@ class PollingWatcher:
             self._is_polling = False
 
     async def _look(self, files: Sequence[_WatchedFile]) -> None:
-        signatures = await self._threads.run_in_thread(
-            lambda: [_read_signature(file.path) for file in files]
-        )
+        changed = await self._threads.run_in_thread(lambda: [f for f in files if f.has_changed()])
         now = self._clock.seconds()
-        for file, signature in zip(files, signatures, strict=True):
-            has_changed = signature not in (None, file.signature)
-            if has_changed:
-                file.signature, file.changed_at = signature, now
+        for file in changed:
+            file.changed_at = now
+        for file in files:
             pause = (now - file.changed_at) * _PAUSE
             file.due = now + min(max(pause, MIN_POLL_SECONDS), MAX_POLL_SECONDS)
-            if has_changed and self._files.get(file.path) is file:
+        for file in changed:
+            if self._files.get(file.path) is file:
                 file.on_change()
-
-
-def _read_signature(path: Path) -> _Signature | None:
-    """Return what changes with a file; None without one. Blocks.
-
-    By open(2), at which NFS asks its server: stat(2) would be answered by the client's cache.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-KILL_ANSWER_TIMEOUT = 10.0
-"""Seconds after which a node that does not answer to SIGKILL is given up."""
-
-MAX_KILL_SECONDS = 2 * KILL_ANSWER_TIMEOUT
-"""The most seconds from SIGKILL to the end of a run, also on a busy machine."""
-
-SRUN_END_TIMEOUT = 60.0
-"""Seconds after the evaluator's end for srun to end; it waits for a controller that is away."""
-
-JOB_QUERY_TIMEOUT = 120.0
-"""Seconds for a controller that is away, or a node that ends a job, to say why a job was lost."""
-
-_MISSES = 2  # looks at the queue without a job whose srun has ended
-_MISSES_OF_UNKNOWN = 15  # ... and of a job that nobody has told of
-_PROGRAMS = "node-"  # begins the names of the programs on the nodes
-_STDERR_TAIL = 8 * 1024  # bytes of srun's stderr that are read
-_PROGRAM = collect_program(node, broker, kernel_files, starter)
-_DIGEST = hashlib.sha256(b"\0".join(_PROGRAM.values())).hexdigest()[:16]
-
-_writing = Lock()  # several threads may start jobs at once
-
-
-def write_node_program(parent: Path) -> Path:
-    """Write the program of the nodes below a shared directory; return its path. Blocks.
-
-    Raises: OSError.
-    """
-    target = parent / f"{_PROGRAMS}{_DIGEST}"
-    with _writing:
-        if not target.exists():
-            new = parent / f"{_PROGRAMS}new"
-            for name, content in _PROGRAM.items():  # no archive: each job would compile it
-                (new / name).parent.mkdir(parents=True, exist_ok=True)
-                (new / name).write_bytes(content)
-            new.rename(target)
-    return target
-
-
-def remove_other_node_programs(parent: Path) -> None:
-    """Remove the programs of nodes of other versions of tawebeval. Blocks. Raises: OSError."""
-    for program in parent.glob(f"{_PROGRAMS}*"):
-        if program.name != f"{_PROGRAMS}{_DIGEST}":
-            remove_tree(program)
 
 
 class NodeState(ProgramState, frozen=True):
@@ -186,377 +169,565 @@ class NodeState(ProgramState, frozen=True):
     unlinked_bytes: int = 0
     error: str | None = None
 
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing more comes from the node."""
-        return self.error is not None or self.is_output_complete
-
 
 @attrs.frozen
-class JobWorkspace(Workspace):
-    """The directories of one job; only the submission is that of the evaluation."""
+class Job(Workspace):
+    """The directories of one job, below those of its evaluation. All methods block.
+
+    The name of `root` is that of the job in Slurm, and `root` that of srun for the starter. Only
+    submission and events are those of the evaluation.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name in Slurm."""
+        return self.root.name
 
     @property
     def submission_directory(self) -> Path:
         """The directory of the submitted files."""
         return Workspace(self.root.parent).submission_directory
 
-    def make_sandboxed_view(self, root: Path) -> WorkspaceView:
-        """Return the view of an evaluator that sees its own workspace only, at `root`."""
-        return attrs.evolve(super().make_sandboxed_view(root), ours=[self.root, self.root.parent])
-
-
-@attrs.frozen
-class ClusterAccess:
-    """What jobs share: the starter of srun, and how files of nodes are read."""
-
-    reactor: Any
-    get_starter: Callable[[], StarterClient]
-    watcher: PollingWatcher
-    threads: WorkerThreads
-    commands: SlurmCommands
-
-
-@attrs.define(eq=False)
-class Job:
-    """One job of an evaluation, its directory and its srun.
-
-    The job is to `TailedProcess` what the starter is to it on this machine: it tells the state of
-    the evaluator, and passes signals on. Output and end are read from files, which the node writes
-    whether or not srun or the daemon live. srun is a program of the starter. If the starter has
-    ended, and srun with it, the job goes on, and the queue tells its end.
-
-    - `job_name`: its name in Slurm, of which the last word names its directory; `workspace`: its
-      directories, `evaluation` that of the events.
-    - `state`: what the node has told; None before.
-    - `start_event` has None once the evaluator runs, or the reason why it does not.
-    - `loss`: why the job was lost; None while it is not.
-    """
-
-    _access: ClusterAccess
-    runner_status: RunnerStatus
-    job_name: str
-    evaluation: Workspace
-    state: NodeState | None = None
-    loss: EvaluationFailure | None = None
-    start_event: OneShotEvent[EvaluationFailure | None] = attrs.field(factory=OneShotEvent)
-    is_followed: bool = False
-    _run: Any = None  # the protocol
-    _listener: StateListener | None = None
-    _reading: DeferredLock = attrs.field(factory=DeferredLock)
-    _queued: QueuedJob | None = None  # what squeue said last, since the end of srun
-    _deadline: IDelayedCall | None = None  # of the wait for more
-    _has_srun: bool = True
-    _srun_ended: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
-    _kill: IDelayedCall | None = None  # None until the first SIGKILL
-    _is_stopped: bool = False
-    _is_over: bool = False  # its end was taken: nothing more counts
-
     @property
-    def workspace(self) -> JobWorkspace:
-        """The directories of the job."""
-        return JobWorkspace(self.evaluation.root / f"job-{self.job_name.rpartition('-')[2]}")
-
-    @property
-    def directory(self) -> Path:
-        """The job's directory, which is also the name of srun for the starter."""
-        return self.workspace.root
+    def events_directory(self) -> Path:
+        """The directory of the evaluation's output and events."""
+        return Workspace(self.root.parent).output_directory
 
     @property
     def state_file(self) -> Path:
         """The file that the node writes."""
-        return self.directory / "state"
+        return self.root / "state"
 
-    # On the disk; these block
+    def make_sandboxed_view(self, root: Path) -> WorkspaceView:
+        """Return the view of an evaluator that sees its own workspace only, at `root`."""
+        return attrs.evolve(super().make_sandboxed_view(root), ours=[self.root, self.root.parent])
 
-    def make_directories(self) -> None:
-        """Make the directories and files that the node finds. Raises: OSError."""
-        for _, directory in self.workspace.make_sandboxed_view(self.directory).writable_paths:
+    def write_start(self, launch: LaunchSpec) -> None:
+        """Make what the node finds: directories, and what to start. Raises: OSError."""
+        for _, directory in self.make_sandboxed_view(self.root).writable_paths:
             directory.mkdir(parents=True, exist_ok=True)
-        self.workspace.output_directory.mkdir(mode=0o700)
-        (self.directory / "signal").touch(0o600)
-
-    def write_start(self, specification: Mapping[str, Any]) -> None:
-        """Write what the node has to start. Raises: OSError."""
-        path = self.workspace.output_directory / "start"
+        self.output_directory.mkdir(mode=0o700)
+        (self.root / "signal").touch(0o600)
+        path = self.output_directory / "start"
         path.touch(0o600)
-        path.write_text(json.dumps(specification))
+        path.write_text(json.dumps(launch.build_json_object()))
+
+    def append_signal(self, number: int) -> None:
+        """Tell the node to send a signal to the evaluator. Raises: OSError."""
+        with (self.root / "signal").open("a") as file:
+            file.write(f"{number}\n")
 
     def read_state(self) -> NodeState | None:
-        """Return what the node has told; None before. Raises: OSError.
+        """Return what the node has told; None before, and while it cannot be read.
 
         Once the evaluator runs, its output is where events are made of it.
         """
         try:
             state = msgspec.json.decode(self.state_file.read_bytes(), type=NodeState)
+            if state.error is None:
+                self.events_directory.mkdir(exist_ok=True)
+                for name in _OUTPUTS:
+                    target = self.events_directory / name
+                    with suppress(FileNotFoundError):
+                        (self.output_directory / name).rename(target)
+                    with suppress(FileNotFoundError):  # NFS asks its server for the size
+                        target.open("rb").close()
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
-        if state.error is None:
-            own, target = self.workspace.output_directory, self.evaluation.output_directory
-            target.mkdir(exist_ok=True)
-            for name in ("stdout", "stderr"):
-                with suppress(FileNotFoundError):
-                    (own / name).rename(target / name)
-                with suppress(FileNotFoundError):  # NFS asks its server for the size
-                    os.close(os.open(target / name, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            log.error("the state of a job cannot be read: {error}", error=error)  # noqa: TRY400
+            return None
         return state
 
-    def _append_signal(self, number: int) -> None:
-        with (self.directory / "signal").open("a") as file:
-            file.write(f"{number}\n")
+    def take_output_back(self) -> bool:
+        """Return whether nothing was printed; nothing that is printed later counts.
 
-    def _read_srun_stderr(self) -> str:
+        A lost node may come back, and print. Raises: OSError.
+        """
+        paths = [self.events_directory / name for name in _OUTPUTS]
+        if any(path.stat().st_size for path in paths):
+            return False
+        for path in paths:
+            new = path.with_suffix(".new")
+            new.touch(0o600)
+            new.rename(path)
+        return True
+
+    def read_srun_stderr(self) -> str:
         """Return the end of what srun has printed on stderr."""
         with suppress(OSError):
-            return (self.directory / "stderr").read_bytes()[-_STDERR_TAIL:].decode(errors="replace")
+            return (self.root / "stderr").read_bytes()[-_STDERR_TAIL:].decode(errors="replace")
         return ""
 
-    # What the run wants
 
-    def follow(self, *, misses: int | None = None) -> None:
-        """Follow the job, which was started; `misses` if by an earlier process of the daemon."""
-        access = self._access
-        self.is_followed = True
-        access.commands.watch_job(self.job_name, self._on_queue, misses=misses)
-        access.watcher.watch(self.state_file, self._look)
-        access.get_starter().watch_program(self.directory, self._on_srun_state)
+@attrs.define(eq=False)
+class SlurmSandbox(BubblewrapSandbox):
+    """The sandbox of `runner.kind = "slurm"`: that of the daemon, which nodes start."""
 
-    async def wait_for_start(self) -> None:
-        """Wait until the evaluator runs. Raises: EvaluationFailure.
+    settings: RunnerSettings
+    commands: SlurmCommands
+    threads: WorkerThreads
+    reactor: Any
+    watcher: PollingWatcher
+    _writing: Lock = attrs.field(factory=Lock, init=False)  # several threads may start jobs
+    _has_written: bool = attrs.field(default=False, init=False)
 
-        A cancellation is raised after the end of srun.
-        """
+    @classmethod
+    def create(
+        cls,
+        settings: RunnerSettings,
+        local: Sandbox,
+        commands: SlurmCommands,
+        threads: WorkerThreads,
+        reactor: Any,
+    ) -> SlurmSandbox:
+        """Return the sandbox beside the daemon's own, `local`, which the nodes have, too."""
+        assert isinstance(local, BubblewrapSandbox), "`parse_configuration` refuses no sandbox"
+        own = attrs.asdict(local, recurse=False)
+        own["cgroup_manager"] = CgroupManager({})  # the cgroups of a job belong to root
+        return cls(
+            **own,
+            settings=settings,
+            commands=commands,
+            threads=threads,
+            reactor=reactor,
+            watcher=PollingWatcher(reactor, threads),
+        )
+
+    def make_run(
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        limits: LimitSettings,
+        environment: Environment | None = None,
+    ) -> SlurmRun:
+        """Return the run of an evaluation with these limits, not started yet."""
+        return SlurmRun(workspace, checkout, limits, self, environment)
+
+    def write_node_program(self) -> Path:
+        """Write the program of the nodes, once; return its path. Blocks. Raises: OSError."""
+        target = self.sandbox_files_directory / "node"
+        with self._writing:
+            if not self._has_written:
+                remove_tree(target)  # that of an earlier version
+                for name, content in _PROGRAM.items():  # no archive: each job would compile it
+                    (target / name).parent.mkdir(parents=True, exist_ok=True)
+                    (target / name).write_bytes(content)
+                self._has_written = True
+        return target
+
+    def make_job(self, evaluation: Workspace) -> Job:
+        """Return a new job of an evaluation."""
+        return Job(evaluation.root / self.commands.make_job_name(evaluation.root.name))
+
+
+class SlurmRunLimits(RunLimits):
+    """The limits of a run on a node.
+
+    The daemon counts files in the shared directory. The node checks what only it sees, which its
+    state tells, and the kernel there the rest.
+    """
+
+    _exceeded: str | None = None
+    _unlinked_bytes = 0
+    _is_away = False
+
+    def _list_main_pids(self) -> tuple[int, ...]:
+        """Return nothing: the processes are on the node."""
+        return ()
+
+    def count_files(self, job: Job) -> None:
+        """Count the files of another job from now on."""
+        self.disk = attrs.evolve(self.disk, directory=job.root, left=None)
+
+    def take_state(self, state: NodeState) -> None:
+        """Take what the node tells. Removed files that are open there leave less for others."""
+        self._exceeded = state.exceeded
+        self._most_disk += self._unlinked_bytes - state.unlinked_bytes
+        self._unlinked_bytes = state.unlinked_bytes
+
+    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
+        """Return the error of the first exceeded limit; None if all are kept. Blocks."""
         try:
-            failure = await self.start_event.wait()
+            failure = self.find_unnoticed_failure() or super().check(final, counts)
+        except OSError as error:  # the shared directory is away, for a moment
+            if not self._is_away:
+                words = "runner.shared: limits of a run are not checked: {error}"
+                log.warn(words, error=error.strerror)
+            self._is_away = True
+            return None
+        self._is_away = False
+        return failure
+
+    def find_unnoticed_failure(self) -> EvaluationFailure | None:
+        """Return the error of the limit that the node has found exceeded, whatever the exit."""
+        if self._exceeded == "cpu":
+            return build_cpu_limit_failure(self.settings)
+        if self._exceeded == "memory":
+            return self._build_memory_failure()
+        return build_disk_limit_failure(self.settings) if self._exceeded == "disk" else None
+
+    def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
+        """Return what wait4(2) has returned on the node: the memory of the largest process."""
+        return ResourceUsage(None, (rusage and rusage.ru_maxrss * 1024) or None)
+
+
+class SlurmRun(BubblewrapRun):
+    """One run on a node.
+
+    It is to `TailedProcess` what the starter is to it on this machine: it tells the state of the
+    evaluator, and passes signals on.
+
+    - `workspace`: the present job; `state`: what its node has told, None before.
+    - `loss`: why the last job was lost; None while it is not.
+    """
+
+    has_external_queue = True
+    workspace: Job
+    runner_status: RunnerStatus
+    run_limits: SlurmRunLimits
+    state: NodeState | None = None
+    loss: EvaluationFailure | None = None
+    _sandbox: SlurmSandbox
+    _arguments: tuple[str, Mapping[str, str], Path] | None = None  # of `start_evaluator`
+    _process: TailedProcess | None = None
+    _run: Any = None  # its protocol
+    _listener: StateListener | None = None
+    _kill: IDelayedCall | None = None  # None until the first SIGKILL
+    _first_loss: EvaluationFailure | None = None
+    _has_srun = True
+    _doubtful_looks = 0  # in a row, at which Slurm did not have the job, or was ending it
+    _is_stopped = False
+    _is_over = False  # nothing more counts
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        limits: LimitSettings,
+        sandbox: SlurmSandbox,
+        environment: Environment | None = None,
+    ) -> None:
+        self._evaluation = workspace
+        self._begun: OneShotEvent[EvaluationFailure | None] = OneShotEvent()
+        self._reading = DeferredLock()
+        self.runner_status = RunnerStatus("slurm")
+        job = sandbox.make_job(workspace)
+        super().__init__(job, checkout, limits, sandbox, environment)
+        cgroups = sandbox.cgroup_manager
+        self.run_limits = SlurmRunLimits(limits, cgroups, job, checkout.commit)
+        self.run_limits.make_cgroup("")  # which is none
+
+    def _use_job(self, job: Job) -> None:
+        self.workspace = job
+        self.workspace_view = job.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
+        self.state, self._has_srun, self._doubtful_looks = None, True, 0
+
+    # The start
+
+    def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Job:
+        """Start srun, whose job waits for a node. Blocks."""
+        self._arguments = command, environment, directory
+        self._start_job()
+        return self.workspace
+
+    def _start_job(self, avoided_node: str | None = None) -> None:
+        """Write what the node needs, and start srun by the starter. Blocks. Raises: OSError."""
+        job, limits, sandbox = self.workspace, self.limits, self._sandbox
+        assert self._arguments is not None, "started by this process of the daemon"
+        launch = self.make_launch_spec(*self._arguments)
+        job.write_start(launch._replace(stdout_limit=limits.output, stderr_limit=limits.stderr))
+        copy_tree(self._checkout.path, job.tree_directory)
+        options = list(build_srun_options(limits, job.name, sandbox.settings, *self.job_settings))
+        if avoided_node is not None:
+            options = exclude_node(options, avoided_node)
+        program = str(sandbox.write_node_program())
+        on_node = (NODE_PYTHON, "-I", "-S", program, str(job.root))
+        srun = LaunchSpec(
+            ["/usr/bin/env", "srun", *options, "--", *on_node, str(limits.cpu), str(limits.disk)],
+            build_command_environment(),
+            "/",
+            stdout_limit=_SRUN_OUTPUT_BYTES,
+            stderr_limit=_SRUN_OUTPUT_BYTES,
+        )
+        # So that the job is not cancelled if this thread waits for the shared directory.
+        sandbox.reactor.callFromThread(sandbox.commands.watch_job, job.name, lambda _: None)
+        try:
+            self._trees.starter.start_program(job.root, srun)
+        finally:  # it has SLURM_JWT, for which the shared directory is no place
+            with suppress(FileNotFoundError):
+                (job.root / "start").unlink()
+
+    async def wait_for_evaluator_start(self, started: Job) -> None:
+        """Wait until a node runs the evaluator. Raises: EvaluationFailure.
+
+        A cancellation ends srun and its job.
+        """
+        self._follow()
+        try:
+            failure = await self._begun.wait()
         except CancelledError:
-            self._is_stopped = True
             self._give_up()
-            await self._srun_ended.wait()
-            self._end_watch()
+            self._is_over = True
             raise
         if failure is not None:
             raise failure
 
-    def connect(self, run: Any, stdout_offset: int = 0) -> TailedProcess:
-        """Let the evaluator drive a protocol, after its start. Raises: OSError.
+    def connect_process(self, run: ProcessProtocol, started: Job) -> TailedProcess:
+        """Let the evaluator on the node drive `run`. Raises: OSError."""
+        return self._connect(run, 0)
 
-        The protocol has `suspend_clock` of `Run` besides.
-        """
-        access, state = self._access, self.state
+    def _connect(self, run: ProcessProtocol, stdout_offset: int) -> TailedProcess:
+        state, sandbox = self.state, self._sandbox
         assert state is not None, "it has begun"
-        self._run = run
         files = ProgramFiles(
-            access.reactor,
+            sandbox.reactor,
             self,
-            access.watcher,
-            access.threads.run_in_thread,
+            sandbox.watcher,
+            sandbox.threads.run_in_thread,
             reads_in_thread=True,
         )
-        program = StartedProgram(self.evaluation.output_directory, state.pid, state.start_time)
-        return TailedProcess(files, run, program, stdout_offset)
+        program = StartedProgram(self._evaluation.output_directory, state.pid, state.start_time)
+        self._run, self._process = run, TailedProcess(files, run, program, stdout_offset)
+        return self._process
 
-    def resume(self, run: Any, stdout_offset: int) -> TailedProcess:
-        """Go on with a job of an earlier process of the daemon. Blocks.
+    def describe_for_resume(self) -> dict[str, Any]:
+        """Return what `resume_process` needs, as JSON."""
+        return {**self.runner_status.build_json_object(), "job_name": self.workspace.name}
 
-        Raises: OSError; then nothing follows the job.
+    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
+        """Go on with a run that was started by another process of the daemon. Blocks.
+
+        Raises: OSError, also if the job was being replaced by another one.
         """
-        state = self.state = self.read_state()
-        if state is None or state.error is not None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.state_file))
-        process = self.connect(run, stdout_offset)
-        self.follow(misses=_MISSES_OF_UNKNOWN)
+        status, described = self.runner_status, left.description
+        status.job_id, status.node = described["job"], described["node"]
+        status.retry_count = described["retries"]
+        self._use_job(Job(self._evaluation.root / described["job_name"]))
+        state = self.state = self.workspace.read_state()
+        if state is None or (state.pid, state.start_time) != (left.pid, left.start_time):
+            path = str(self.workspace.state_file)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self.run_limits.count_files(self.workspace)
+        process = self._connect(run, left.stdout_offset)
+        self._follow()
         self._take_state(state)
         return process
 
-    def _end_watch(self) -> None:
-        """Take nothing more of the job."""
-        self._is_over = True
-        self._access.watcher.unwatch(self.state_file)
-        self._access.commands.unwatch_job(self.job_name)
-        for call in (self._deadline, self._kill):
-            if call is not None and call.active():
-                call.cancel()
+    def _follow(self) -> None:
+        job = self.workspace
+        self._sandbox.commands.watch_job(job.name, self._on_queue)
+        self._sandbox.watcher.watch(job.state_file, self._look)
+        self._trees.starter.watch_program(job.root, self._on_srun_state)
+
+    def _unfollow(self) -> None:
+        self._sandbox.watcher.unwatch(self.workspace.state_file)
+        self._sandbox.commands.unwatch_job(self.workspace.name)
+        if self._kill is not None and self._kill.active():
+            self._kill.cancel()
 
     # What `TailedProcess` wants of a starter
 
     def watch_program(self, directory: Path, listener: StateListener) -> None:
         """Tell `listener` the state soon, and whenever it changes."""
         self._listener = listener
-        self._access.reactor.callLater(0, self._deliver_state)
+        self._sandbox.reactor.callLater(0, self._deliver_state)
 
     def unwatch_program(self, directory: Path) -> None:
         """Tell nothing any more; a job that has not ended is left to the next daemon."""
         self._listener = None
         if not self._is_over:
-            self._end_watch()
+            self._is_over = True
+            self._unfollow()
+            self._sandbox.commands.watch_job(self.workspace.name, lambda _: None)
 
     def signal_program(self, directory: Path, number: int) -> None:
         """Send a signal to the evaluator; after SIGKILL do not wait for long."""
         self._is_stopped = True
-        run_in_background(
-            self._write_signal(number), log, "defect: a signal for a node is not written"
-        )
+        if self._is_over:
+            return
+        if self.state is None:  # the job waits in place of a lost one
+            self._lose(EvaluationFailure("lost", "the evaluator was stopped before it ran again"))
+            return
+        writing = self._sandbox.threads.run_in_thread(self.workspace.append_signal, number)
+        run_in_background(writing, log, "a signal for a node is not written")
         if number == signal.SIGKILL and self._kill is None:
-            self._kill = self._access.reactor.callLater(KILL_ANSWER_TIMEOUT, self._on_deaf_node)
+            self._kill = self._sandbox.reactor.callLater(KILL_ANSWER_TIMEOUT, self._on_deaf_node)
 
-    async def _write_signal(self, number: int) -> None:
-        try:
-            await self._access.threads.run_in_thread(self._append_signal, number)
-        except OSError as error:  # such as a full disk; a node that does not answer is given up
-            log.error("a signal for a node is not written: {error}", error=error)  # noqa: TRY400
+    def _on_deaf_node(self) -> None:
+        name = self.workspace.name
+        log.warn("a node does not answer; the job {job} of Slurm is given up", job=name)
+        self._lose(EvaluationFailure("lost", "the node of the evaluator does not answer"))
 
     def close_output(self, directory: Path) -> None:
         """Do nothing: the node closes the pipes."""
 
     def _deliver_state(self) -> None:
-        if self._listener is not None and self.state is not None:
-            self._listener(self.state)
+        listener, process = self._listener, self._process
+        if listener is None or process is None:
+            return
+        if self.loss is not None:  # the end comes after all that was printed
+            killed = (process.pid, process.start_time, signal.SIGKILL)
+            listener(ProgramState(*killed, is_output_complete=True))
+        elif self.state is not None:
+            listener(self.state)
 
-    # What the node tells
+    # What node, starter and queue tell
 
     def _look(self) -> None:
-        run_in_background(self._read(), log, "defect: the state of a job is unknown")
+        run_in_background(self._read(self.workspace), log, "defect: a job is not followed")
 
-    async def _read(self) -> None:
-        """Read what the node has told, in a thread."""
+    async def _read(self, job: Job) -> None:
+        """Read what the node has told."""
         async with self._reading:  # in the order of changes
-            try:
-                state = await self._access.threads.run_in_thread(self.read_state)
-            except OSError as error:
-                log.error("the state of a job cannot be read: {error}", error=error)  # noqa: TRY400
-            else:
-                if not (self._is_over or state is None or state == self.state):
-                    self._take_state(state)
+            state = await self._sandbox.threads.run_in_thread(job.read_state)
+            if not (self._is_over or job is not self.workspace or state in (None, self.state)):
+                self._take_state(state)
 
     def _take_state(self, state: NodeState) -> None:
-        self.state, status = state, self.runner_status
+        begins, status = self.state is None, self.runner_status
+        self.state = state
+        self.run_limits.take_state(state)
         status.node, status.job_id = state.node, state.job or status.job_id
-        if state.is_final:
-            self._release()
         if state.error is not None:
             what = f"the node {state.node} could not run the evaluator: {state.error}"
-            self._end_lost(EvaluationFailure("lost", what))
+            self._lose(EvaluationFailure("lost", what), is_repeatable=True)
             return
-        if not self.start_event.is_set:
-            self._begin()
+        if begins:
+            status.queue_reason = None
+            if self._process is not None:  # in place of a lost job
+                try:
+                    self._process.follow_program(state.pid, state.start_time)
+                except OSError as error:
+                    what = f"the evaluator's output cannot be read: {error.strerror}"
+                    self._lose(EvaluationFailure("lost", what))
+                    return
+                self._run.restart_clock()
+            self._begun.set_value(None)
+        if state.is_output_complete:
+            self._unfollow()
+            self._is_over = True  # the job ends with srun, or because nobody watches it
         self._deliver_state()
-
-    def _begin(self) -> None:
-        """Take the start of the evaluator on a node."""
-        self.runner_status.queue_reason = None
-        if self._has_srun:
-            self._access.commands.unwatch_job(self.job_name)
-        self.start_event.set_value(None)
-
-    def _release(self) -> None:
-        """Let srun end, which ends the job; see that neither is left."""
-        self._end_watch()
-        if self._has_srun:
-            late = self._access.reactor.callLater(SRUN_END_TIMEOUT, self._give_up)
-            self._srun_ended.add_callback(lambda _: late.active() and late.cancel())
-        else:
-            self._access.commands.cancel_job(self.job_name)  # Slurm keeps a job without its srun
-
-    # What Slurm tells
-
-    def _on_queue(self, job: QueuedJob | None) -> None:
-        self._queued = job
-        if job is None:
-            log.warn("the job {job} of Slurm is gone", job=self.job_name)
-            if self._has_srun:  # which waits for nothing
-                self._give_up()
-                return
-        else:
-            self.runner_status.job_id = job.identifier
-            self.runner_status.queue_reason = job.reason if job.state == "PENDING" else None
-            if self._has_srun or job.is_alive:
-                return
-            if not job.has_ended:  # its nodes have not told the controller of the end
-                if self._run is not None:
-                    self._run.suspend_clock()
-                self._limit_questions()
-                return
-        self._explain_loss()
 
     def _on_srun_state(self, state: ProgramState | None) -> None:
         """Take what the starter tells of srun; None if the starter has ended."""
-        if state is None or state.is_unknown:
-            self._on_srun_end(is_known=False)
-        elif state.status is not None and state.is_output_complete:
-            self._on_srun_end(is_known=True)
+        if state is not None and not state.is_unknown:
+            if state.status is None or not state.is_output_complete:
+                return
+            self._forget_srun()
+        self._has_srun = False
+        if not self._is_over:
+            self._look()  # the end may be there
 
-    def _on_srun_end(self, *, is_known: bool) -> None:
-        """Follow the job without srun: it has ended, most often, or srun was killed.
+    def _forget_srun(self) -> None:
+        self._trees.starter.unwatch_program(self.workspace.root)
+        self._trees.starter.forget_program(self.workspace.root)
 
-        `is_known`: the starter has told it; else it knows no srun.
-        """
-        access = self._access
-        if not self._has_srun:
-            return
-        self._has_srun, self._queued = False, None
-        if is_known:
-            access.get_starter().unwatch_program(self.directory)
-            access.get_starter().forget_program(self.directory)
-        if not (self._is_over or self._is_stopped):
-            misses = _MISSES if is_known else _MISSES_OF_UNKNOWN
-            access.commands.watch_job(self.job_name, self._on_queue, misses=misses)
-            if is_known:
-                self._look()  # the end may be there, before the next look
-                self._limit_questions()
-        elif is_known:
-            self._explain_loss()
-        else:
-            access.commands.cancel_job(self.job_name)
-        self._srun_ended.set_value(None)
+    def _on_queue(self, queued: QueuedJob | None) -> None:
+        status = self.runner_status
+        if queued is not None:
+            status.job_id = queued.identifier
+            status.queue_reason = queued.reason if queued.state == "PENDING" else None
+            if queued.is_alive:
+                self._doubtful_looks = 0
+                return
+        elif self._has_srun and status.job_id is None:
+            return  # srun waits for a controller that is away
+        self._doubtful_looks += 1
+        looks = GONE_LOOKS if queued is None else 1
+        if queued is not None and not queued.has_ended:  # a node has not told the end
+            looks = ENDING_LOOKS
+            if self._run is not None and self._doubtful_looks == 1:
+                self._run.suspend_clock()
+        if self._doubtful_looks >= looks:
+            self._sandbox.commands.unwatch_job(self.workspace.name)
+            explanation = self._explain_loss(self.workspace, queued)
+            run_in_background(explanation, log, "defect: the end of a job is unknown")
 
-    def _limit_questions(self) -> None:
-        """Wait for what Slurm says of the end of the job, but not for ever."""
-        if self._deadline is None:
-            self._deadline = self._access.reactor.callLater(JOB_QUERY_TIMEOUT, self._on_no_answer)
+    async def _explain_loss(self, job: Job, queued: QueuedJob | None) -> None:
+        await self._read(job)  # this machine may see only now what the node has told before
+        said = await self._sandbox.threads.run_in_thread(job.read_srun_stderr)
+        if not self._is_over and job is self.workspace:
+            loss = explain_job_loss(queued, said)
+            self._sandbox.commands.counters.lost_jobs_by_reason[loss.reason] += 1
+            self._lose(loss, is_repeatable=loss.reason in ("node", "preempted"))
 
-    def _on_no_answer(self) -> None:
-        self._deadline = None
-        if self._queued is None or not self._queued.is_alive:
-            self._explain_loss()
+    # The end
 
-    def _on_deaf_node(self) -> None:
-        log.warn("a node does not answer; the job {job} of Slurm is given up", job=self.job_name)
+    def _lose(self, loss: EvaluationFailure, *, is_repeatable: bool = False) -> None:
+        """End a lost job, and start another one if the operator allows it."""
         self._give_up()
+        is_allowed = self._sandbox.settings.retries > self.runner_status.retry_count
+        if is_repeatable and is_allowed and self._arguments is not None:
+            run_in_background(self._repeat(loss), log, "defect: a lost job is not repeated")
+        else:
+            self._end(loss)
 
     def _give_up(self) -> None:
         """End srun and its job, whatever the node does."""
-        self._access.commands.unwatch_job(self.job_name)
-        self._access.commands.cancel_job(self.job_name)
-        if self._has_srun:
-            # At SIGTERM it would have the job cancelled by its number, which may be another's now.
-            self._access.get_starter().signal_program(self.directory, signal.SIGKILL)
-        else:
-            self._explain_loss()
+        self._unfollow()
+        self._forget_srun()  # by SIGKILL: at SIGTERM it would cancel a number, perhaps another's
 
-    def _explain_loss(self) -> None:
-        """Tell why the job has ended, unless the node has told how."""
-        if not self._is_over:
-            run_in_background(self._explain(), log, "defect: the end of a job is unknown")
+    def _end(self, loss: EvaluationFailure) -> None:
+        self._is_over = True
+        self._unfollow()
+        # There may be no other node than the first one.
+        self.loss = loss if self.state is not None else self._first_loss or loss
+        self._sandbox.reactor.callLater(0, self._deliver_state)
+        self._begun.set_value(self.loss)
 
-    async def _explain(self) -> None:
-        # This machine may see only now what the node has told before.
-        await self._read()
-        stderr = await self._access.threads.run_in_thread(self._read_srun_stderr)
-        if self._is_over:
+    async def _repeat(self, loss: EvaluationFailure) -> None:
+        """Start a job in place of a lost one, if its evaluator has printed nothing."""
+        threads, status = self._sandbox.threads, self.runner_status
+        lost, process = self.workspace, self._process
+        try:
+            if process is not None:
+                is_clean = await threads.run_in_thread(lost.take_output_back)
+                if self._is_stopped or not (is_clean and process.is_running):
+                    self._end(loss)
+                    return
+            log.warn("{why}; another job takes its place", why=loss.message)
+            avoided_node = None if loss.reason == "preempted" else status.node
+            self._first_loss = loss
+            self._use_job(self._sandbox.make_job(self._evaluation))
+            status.retry_count += 1
+            status.job_id = status.node = None
+            if process is not None:
+                process.follow_program(process.pid, process.start_time)
+                self._run.suspend_clock()
+            await threads.run_in_thread(self._start_job, avoided_node)
+        except Exception as error:  # noqa: BLE001  (a client learns of every end)
+            words = "no job can take the place of the lost one: {error!r}"
+            log.error(words, error=error)  # noqa: TRY400
+            self._lose(loss)
             return
-        self._release()
-        self._access.commands.cancel_job(self.job_name)
-        loss = explain_job_loss(self._queued, stderr)
-        if not self._is_stopped:
-            self._access.commands.counters.lost_jobs_by_reason[loss.reason] += 1
-        self._end_lost(loss)
+        self._sandbox.commands.counters.restarted_jobs += 1
+        if self._is_over:  # it was stopped meanwhile
+            self._give_up()
+        else:
+            self.run_limits.count_files(self.workspace)
+            self._follow()
+        with suppress(OSError):  # what still runs somewhere writes to the directory
+            await threads.run_in_thread(remove_tree, lost.root)
 
-    def _end_lost(self, loss: EvaluationFailure) -> None:
-        """Tell that the job is lost; a run learns it after all that was printed."""
-        self.loss = loss
-        if self._listener is not None and self.state is not None:
-            killed = ProgramState(
-                self.state.pid, self.state.start_time, signal.SIGKILL, is_output_complete=True
-            )
-            self._listener(killed)
-        self.start_event.set_value(loss)
+    def send_signal(self, child: TailedProcess, number: int) -> None:
+        """Send a signal to the evaluator's processes on the node."""
+        child.signal_group(number)
+
+    async def kill_remaining_processes(self) -> None:
+        """Do nothing: the node has told the exit after it has killed them, or the job is lost."""
+
+    def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
+        """Return the evaluator's exit. Raises: EvaluationFailure."""
+        if self.loss is not None:
+            raise self.loss
+        return super().interpret_exit(status, number)
+
+    def close(self) -> None:
+        """End the job of a run that has not come to its end. Blocks."""
+        if not self._is_over:
+            self._is_over = True
+            with suppress(OSError):  # srun has ended
+                self._trees.starter.forget_program_now(self.workspace.root)
+            self._sandbox.reactor.callFromThread(self._unfollow)
+        self.run_limits.close()

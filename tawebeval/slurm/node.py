@@ -29,23 +29,18 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Any
 
 from tawebeval.linux import starter
 from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds
 
 _PAUSE = 0.1  # seconds between two looks at `signal`
 _LIMITS_PAUSE = 0.3  # seconds between two looks at limits, and two flushes
-_TOLD_PART = 1 / 16  # of the limit of disk space: a smaller change is not told
+_MIB = 2**20
 _STARTER_SECONDS = 10.0  # for the starter to listen
 _WAIT = 0.002  # seconds between two attempts to connect
 _GONE = (errno.ENOENT, errno.ESTALE)  # the daemon has removed the directory
-_OUTPUTS = ("stdout", "stderr")
-
-
-class JobFailed(Exception):
-    """The evaluator cannot be started on this node; `str()` is the reason."""
 
 
 class NodeJob:
@@ -62,12 +57,13 @@ class NodeJob:
         self._name = f"{directory}/output"
         self._cpu_seconds = cpu_seconds
         self._disk_bytes = disk_bytes
-        self._connection: socket.socket
-        self._flushed: Sequence[int] = ()  # descriptors of output on a network file system
+        self._device = os.stat(directory).st_dev
+        self._flushed: list[int] = []  # descriptors of output on a network file system
         self._signalled = 0  # bytes of `signal` that were followed
         self._oom_kills = count_oom_kills()
         self._is_saved = False
         self._has_ended = False
+        self._starter_pid, self._connection = start_starter()
         self._state: dict[str, Any] = {
             "node": os.environ.get("SLURMD_NODENAME", os.uname().nodename),
             "job": os.environ.get("SLURM_JOB_ID"),
@@ -76,25 +72,18 @@ class NodeJob:
         }
 
     def run(self) -> None:
-        """Run the evaluator to its end. Raises: OSError."""
-        self._device = os.stat(self._directory).st_dev
-        starter_pid, self._connection = start_starter()
+        """Run the evaluator to its end. Raises: OSError, SystemExit."""
         try:
-            self._start(starter_pid)
-        except (JobFailed, OSError) as error:
+            self._start()
+        except OSError as error:
             self._state["error"] = str(error)
             self._has_ended = True
         limits_time = 0.0
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        while True:
+        while not self._has_ended:
             if not self._is_saved:
                 self._save()
-            if self._has_ended:
-                if self._is_saved:
-                    break
-                time.sleep(_LIMITS_PAUSE)  # the disk is full
-                continue
             if poll.poll(_PAUSE * 1000):
                 self._take_notice(starter.receive_message(self._connection)[0])
             self._follow_signals()
@@ -102,17 +91,21 @@ class NodeJob:
                 limits_time = time.monotonic() + _LIMITS_PAUSE
                 self._check_limits()
                 self._flush_output()
-        os.kill(starter_pid, signal.SIGTERM)
-        os.waitpid(starter_pid, 0)
+        self._save()
+        while not self._is_saved:  # the disk is full
+            time.sleep(_LIMITS_PAUSE)
+            self._save()
+        os.kill(self._starter_pid, signal.SIGTERM)
+        os.waitpid(self._starter_pid, 0)
 
-    def _start(self, starter_pid: int) -> None:
-        """Start the evaluator. Raises: JobFailed, OSError."""
+    def _start(self) -> None:
+        """Start the evaluator. Raises: OSError."""
         path = f"{self._name}/start"
         with open(path, "rb") as file:
             specification = json.loads(file.read())
         # The broker ends with its parent, which the daemon does not know.
         text = specification["broker"]["descriptors"][1]
-        text["text"] = json.dumps({**json.loads(text["text"]), "parent_pid": starter_pid})
+        text["text"] = json.dumps({**json.loads(text["text"]), "parent_pid": self._starter_pid})
         with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(specification, file)
         os.rename(f"{path}.new", path)
@@ -123,11 +116,11 @@ class NodeJob:
             if "id" in answer:
                 break
         if "pid" not in answer:
-            path = answer.get("path")
-            where = f"{path}: " if path else ""
-            raise JobFailed(f"{where}{answer.get('error', 'the starter has ended')}")
-        if is_on_nfs(self._directory):
-            self._flushed = [os.open(f"{self._name}/{name}", os.O_RDONLY) for name in _OUTPUTS]
+            where = f"{answer['path']}: " if answer.get("path") else ""
+            raise OSError(f"{where}{answer.get('error', 'the starter has ended')}")
+        if not os.major(self._device):  # no disk, as NFS, whose clients keep what is written
+            for name in ("stdout", "stderr"):
+                self._flushed.append(os.open(f"{self._name}/{name}", os.O_RDONLY))
         self._state.update(pid=answer["pid"], start_time=answer["start_time"])
         self._send(request="look", name=self._name)  # the end may have come before the answer
 
@@ -142,7 +135,8 @@ class NodeJob:
         if notice.pop("notice", None) != self._name:
             return
         if "status" in notice and not notice["is_output_complete"]:
-            self._kill_rest()
+            for pid in list_descendants(self._starter_pid):  # what has outlived bwrap
+                send_signal(pid, signal.SIGKILL)
             self._send(request="close", name=self._name)
         self._state.update(notice)
         self._is_saved = False
@@ -151,14 +145,6 @@ class NodeJob:
             if self._state["exceeded"] is None and count_oom_kills() > self._oom_kills:
                 self._state["exceeded"] = "memory"
             self._flush_output()
-
-    def _kill_rest(self) -> None:
-        """Kill the first process in the sandbox if it outlives bwrap; all others end with it."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            with open(f"{self._name}/status", "rb") as file:
-                inner = json.loads(file.readline())["child-pid"]
-            if inner in list_descendants(os.getpid()):
-                os.kill(inner, signal.SIGKILL)
 
     def _follow_signals(self) -> None:
         """Send the signals that the daemon wants. Opening makes NFS ask its server."""
@@ -175,22 +161,21 @@ class NodeJob:
 
     def _signal(self, number: int) -> None:
         """Send a signal to the processes in the sandbox, as `bubblewrap.signal_sandbox` does."""
-        if "pid" not in self._state or "status" in self._state:
+        if "status" in self._state:
             return
         inside = list_descendants(self._state["pid"])
         for pid in inside:
-            with contextlib.suppress(OSError):
-                os.kill(pid, number if len(inside) > 1 else signal.SIGKILL)
+            send_signal(pid, number if len(inside) > 1 else signal.SIGKILL)
         if not inside:
             self._send(request="signal", name=self._name, number=signal.SIGKILL)
 
     def _check_limits(self) -> None:
         """Kill an evaluator that has used too much; the kernel and the daemon check the rest."""
-        if "status" in self._state or "pid" not in self._state or self._state["exceeded"]:
+        if "status" in self._state or self._state["exceeded"]:
             return
         mains = [pid for pid in (self._state["pid"], self._state.get("broker_pid")) if pid]
         held = measure_unlinked_bytes(mains, self._device)
-        if abs(held - self._state["unlinked_bytes"]) > self._disk_bytes * _TOLD_PART:
+        if held // _MIB != self._state["unlinked_bytes"] // _MIB:
             self._state["unlinked_bytes"] = held
             self._is_saved = False
         if sum(map(measure_cpu_seconds, mains)) > self._cpu_seconds:
@@ -232,14 +217,21 @@ class NodeJob:
 def start_starter() -> tuple[int, socket.socket]:
     """Fork a starter, which ends with this process; return its number and a connection.
 
-    Raises: JobFailed.
+    Raises: OSError.
     """
     directory = f"/tmp/tawebeval-node-{os.urandom(8).hex()}"  # noqa: S108  (nobody else's name)
     os.mkdir(directory, 0o700)
     path, parent = f"{directory}/socket", os.getpid()
     pid = os.fork()
     if not pid:
-        _become_starter(path, parent)
+        try:
+            sys.argv[1:] = [starter.PROCESS_NAME, path, str(parent)]
+            starter.main()
+        except SystemExit as error:
+            if error.code:
+                print(error.code, file=sys.stderr, flush=True)
+        finally:
+            os._exit(1)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     deadline = time.monotonic() + _STARTER_SECONDS
     try:
@@ -248,7 +240,7 @@ def start_starter() -> tuple[int, socket.socket]:
                 connection.connect(path)
                 return pid, connection
             if os.waitpid(pid, os.WNOHANG)[0] or time.monotonic() > deadline:
-                raise JobFailed("the starter of evaluators cannot be started")
+                raise OSError("the starter of evaluators cannot be started")
             time.sleep(_WAIT)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -256,37 +248,27 @@ def start_starter() -> tuple[int, socket.socket]:
         os.rmdir(directory)
 
 
-def _become_starter(path: str, parent: int) -> NoReturn:
-    status = 1
-    try:
-        sys.argv[1:] = [starter.PROCESS_NAME, path, str(parent)]
-        starter.main()
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr, flush=True)
-    finally:
-        os._exit(status)
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process, if there is one that takes it."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
 
 
 def measure_unlinked_bytes(mains: Iterable[int], device: int) -> int:
     """Return the bytes of removed files on `device` that processes have open.
 
-    The daemon counts the others, which it sees in the shared directory.
+    The daemon counts the others, which it sees in the shared directory. Each thread may have a
+    table of descriptors of its own.
     """
     files: dict[int, int] = {}
     for pid in (pid for main in mains for pid in (main, *list_descendants(main))):
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
-                with (
-                    contextlib.suppress(OSError),
-                    os.scandir(f"/proc/{pid}/task/{thread}/fd") as fd,
-                ):
-                    for entry in fd:
-                        with contextlib.suppress(OSError):
-                            status = os.stat(entry.path)
-                            if status.st_nlink == 0 and status.st_dev == device:
-                                files[status.st_ino] = status.st_blocks * 512
+                for number in os.listdir(f"/proc/{pid}/task/{thread}/fd"):
+                    with contextlib.suppress(OSError):
+                        status = os.stat(f"/proc/{pid}/task/{thread}/fd/{number}")
+                        if status.st_nlink == 0 and status.st_dev == device:
+                            files[status.st_ino] = status.st_blocks * 512
     return sum(files.values())
 
 
@@ -309,18 +291,6 @@ def count_oom_kills() -> int:
     return count
 
 
-def is_on_nfs(directory: str) -> bool:
-    """Return whether a directory is on NFS, whose clients keep written bytes for seconds."""
-    kind, longest = "", -1
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            place = line.split()[4]
-            inside = place == "/" or f"{directory}/".startswith(f"{place}/")
-            if inside and len(place) >= longest:
-                kind, longest = line.partition(" - ")[2].split()[0], len(place)
-    return kind.startswith("nfs")
-
-
 def main() -> None:
     """Run the job. Raises: SystemExit, with a message."""
     os.umask(0o077)
@@ -328,5 +298,5 @@ def main() -> None:
     _, directory, cpu_seconds, disk_bytes = sys.argv
     try:
         NodeJob(directory, float(cpu_seconds), int(disk_bytes)).run()
-    except (JobFailed, OSError) as error:
+    except OSError as error:
         sys.exit(f"tawebeval on {os.uname().nodename}: {error}")

@@ -157,10 +157,9 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(self.parts.done, ["stop", "stop", "trees", "remove_all_cgroups"])
         self.assertFalse(self.startup.running)
 
-    def test_files_of_earlier_daemons_stay_for_jobs_of_slurm_alone(self) -> None:
-        files = {"init-0", "node-0"}
+    def test_shells_of_earlier_daemons_stay_for_jobs_of_slurm_alone(self) -> None:
+        files = {"init-0"}
         (self.parts.sandbox_files_directory / "init-0").touch()
-        (self.parts.sandbox_files_directory / "node-0").mkdir()
         description = {"kind": "slurm", "job_name": "tawebeval-1"}
         run = RunRow(7, 7, "/checkout", None, sandbox_description=description)
         for left in ([EvaluationDetails("a", b"", 0, 1, run=run)], []):

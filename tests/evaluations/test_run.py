@@ -254,6 +254,17 @@ class TimeoutTests(RunTestCase):
         self.assertEqual((self.child.signals, self.run_.deadline), ([], None))
         self.assertEqual(self.changes, 1)
 
+    def test_run_that_begins_again_has_all_its_time(self) -> None:
+        self.clock.advance(9)
+        self.run_.suspend_clock()
+        self.clock.advance(1000)
+        self.run_.restart_clock()
+        self.assertEqual((self.run_.deadline, self.changes), (1019, 2))
+        self.clock.advance(9)
+        self.assertEqual(self.child.signals, [])
+        self.clock.advance(1)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+
     def test_deadline_goes_on_over_a_restart_of_the_daemon(self) -> None:
         for deadline, seconds in ((3.0, 3), (-5.0, 0.001)):
             self.setUp()

@@ -230,7 +230,7 @@ class Daemon:
 
     def find_in_homes(self, name: str) -> list[Path]:
         """Return the files of a name in the homes of evaluators, on this machine or on nodes."""
-        homes = ("evaluations/*/home", "evaluations/*/job-*/home")
+        homes = ("evaluations/*/home", "evaluations/*/tawebeval-*/home")
         return [path for home in homes for path in self.state.glob(f"{home}/{name}")]
 
     def find_starter(self) -> int | None:

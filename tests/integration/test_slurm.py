@@ -142,7 +142,7 @@ class ClusterTests(SlurmTestCase):
         identifier, gate = await self.begin_and_hold("echo on; exit 3")
         await self.daemon.kill()
         gate.write_text("\n")
-        state = f"evaluations/{derive_directory_name(identifier)}/job-*/state"
+        state = f"evaluations/{derive_directory_name(identifier)}/tawebeval-*/state"
         await until(
             lambda: any("status" in path.read_text() for path in self.daemon.state.glob(state)),
             "the node has told the end",
@@ -271,7 +271,26 @@ class NodeLossTests(SlurmTestCase):
 
     template = SlurmTestCase.template + "retries = 1\n"
 
-    async def test_evaluator_of_a_lost_node_is_not_begun_again(self) -> None:
+    async def test_evaluator_that_has_printed_nothing_runs_again_on_the_other_node(self) -> None:
+        gate = "gate-of-both-nodes"
+        identifier = await self.begin(f"mkfifo ~/{gate}; read line < ~/{gate}; echo again")
+        find = self.daemon.find_in_homes
+        (lost,) = await until(lambda: find(gate), "the evaluator waits")
+
+        async def running_node() -> str | None:
+            status = await self.client.status(identifier)
+            return status["runner"]["node"] if status["state"] == "running" else None
+
+        node = await until(running_node, "the daemon knows the node")
+        self.cluster.kill_node(node)
+        others = await until(lambda: [path for path in find(gate) if path != lost], "it runs again")
+        others[0].write_text("\n")
+        runner = (await self.client.ended(identifier))["runner"]
+        self.assertEqual(joined(await self.client.follow(identifier)), ["again\n"])
+        self.assertEqual(runner["retries"], 1)
+        self.assertNotEqual(runner["node"], node)
+
+    async def test_evaluator_that_has_printed_is_not_begun_again(self) -> None:
         identifier = await self.begin_and_wait("echo ready; sleep 600")
         self.cluster.kill_node((await self.client.status(identifier))["runner"]["node"])
         events = await self.client.follow(identifier)

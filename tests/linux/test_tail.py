@@ -162,6 +162,32 @@ class PlayedTests(SynchronousTestCase):
         process.signal_group(signal.SIGKILL)  # the number may be another's
         self.assertEqual(self.starter.asked, ["close"])
 
+    def test_other_process_with_other_files_takes_the_place_of_one_that_printed_nothing(
+        self,
+    ) -> None:
+        process = self.connect()
+        for name in ("stdout", "stderr"):
+            (self.directory / "new").write_text(name)
+            (self.directory / "new").rename(self.directory / name)
+        process.follow_program(8, 10)
+        self.take_turns()
+        self.assertEqual(self.protocol.printed, {1: b"stdout", 2: b"stderr"})
+        assert self.starter.listener is not None
+        ended = ProgramState(8, 10, 0, USAGE, is_output_complete=True)
+        self.starter.listener(ended)
+        self.take_turns()
+        self.assertIsNone(process.lost_reason)
+        self.assertEqual(self.protocol.told[-1], "ended")
+
+    def test_other_process_of_one_that_has_printed_is_lost(self) -> None:
+        process = self.connect()
+        self.print(b"one")
+        (self.directory / "new").touch()
+        (self.directory / "new").rename(self.directory / "stdout")
+        process.follow_program(7, 9)
+        self.take_turns()
+        self.assertEqual(process.lost_reason, "the file of stdout has shrunk")
+
     def test_process_that_is_left_delivers_and_signals_nothing(self) -> None:
         process = self.connect()
         self.print(b"one")

@@ -1,4 +1,4 @@
-"""`slurm.job`: jobs whose files, srun and queue the test plays."""
+"""`slurm.job`: runs whose node, srun and queue the test plays."""
 
 from __future__ import annotations
 
@@ -6,72 +6,66 @@ import json
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import LimitSettings, RunnerSettings
+from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.errors import EvaluationFailure
+from tawebeval.linux.starter import LaunchSpec, read_specification
 from tawebeval.linux.starter_client import ProgramState
 from tawebeval.linux.tail import TailedProcess
-from tawebeval.sandbox.base import LeftProcess, RunnerStatus
+from tawebeval.sandbox.base import LeftProcess
+from tawebeval.sandbox.bubblewrap import BubblewrapSandbox
 from tawebeval.sandbox.workspace import Workspace
-from tawebeval.slurm.cluster import SlurmRun
 from tawebeval.slurm.commands import JobCounters, QueuedJob
 from tawebeval.slurm.job import (
-    JOB_QUERY_TIMEOUT,
+    ENDING_LOOKS,
+    GONE_LOOKS,
     KILL_ANSWER_TIMEOUT,
     MAX_POLL_SECONDS,
     MIN_POLL_SECONDS,
-    ClusterAccess,
     Job,
-    PollingWatcher,
-    remove_other_node_programs,
-    write_node_program,
+    SlurmRun,
+    SlurmSandbox,
 )
+from tests.fakes.sandbox import NO_CGROUPS
 from tests.fakes.world import InlineThreads
 
-RUSAGE = [1.5, 0.5, *[0] * 14]
-
-
-class ProgramTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.parent = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
-        self.addCleanup(shutil.rmtree, self.parent)
-
-    def test_several_threads_write_it_once_beside_that_of_another_version(self) -> None:
-        other = self.parent / "node-0123456789abcdef"
-        other.touch()
-        with ThreadPoolExecutor(8) as threads:
-            found = set(threads.map(write_node_program, [self.parent] * 8))
-        (program,) = found
-        self.assertEqual(set(self.parent.iterdir()), {other, program})
-        self.assertTrue((program / "__main__.py").is_file())
-        remove_other_node_programs(self.parent)
-        self.assertEqual(list(self.parent.iterdir()), [program])
+RUSAGE = [1.5, 0.5, 4096, *[0] * 13]
 
 
 class FakeStarter:
+    """The starter of srun: it notes what it is asked."""
+
+    pid = 77
+
     def __init__(self) -> None:
         self.listeners: dict[Path, Any] = {}
-        self.signals: list[tuple[Path, int]] = []
+        self.started: list[LaunchSpec] = []
         self.forgotten: list[Path] = []
+        self.error: OSError | None = None
+
+    def start_program(self, directory: Path, launch: LaunchSpec) -> None:
+        self.started.append(launch)
+        (directory / "start").write_text("SLURM_JWT")
+        if self.error is not None:
+            raise self.error
 
     def watch_program(self, directory: Path, listener: Any) -> None:
         self.listeners[directory] = listener
 
     def unwatch_program(self, directory: Path) -> None:
-        del self.listeners[directory]
-
-    def signal_program(self, directory: Path, number: int) -> None:
-        self.signals.append((directory, number))
+        self.listeners.pop(directory, None)
 
     def forget_program(self, directory: Path) -> None:
         self.forgotten.append(directory)
@@ -80,23 +74,22 @@ class FakeStarter:
 
 
 class FakeCommands:
-    """Slurm's commands: squeue says `job` of a job without srun."""
+    """Slurm's commands: the test calls `watchers` in place of squeue."""
 
     def __init__(self) -> None:
         self.counters = JobCounters()
-        self.watchers: dict[str, Any] = {}
-        self.cancelled: list[str] = []
-        self.job: QueuedJob | None = None
-        self.misses: int | None = None
+        self.watchers: dict[str, Any] = {}  # of jobs that are not cancelled
+        self.names = 0
 
-    def watch_job(self, name: str, on_state: Any, *, misses: int | None = None) -> None:
-        self.watchers[name], self.misses = on_state, misses
+    def make_job_name(self, evaluation: str) -> str:
+        self.names += 1
+        return f"tawebeval-x-{evaluation}-{self.names}"
+
+    def watch_job(self, name: str, on_look: Any) -> None:
+        self.watchers[name] = on_look
 
     def unwatch_job(self, name: str) -> None:
         self.watchers.pop(name, None)
-
-    def cancel_job(self, name: str) -> None:
-        self.cancelled.append(name)
 
 
 class FakeRun(ProcessProtocol):
@@ -116,101 +109,168 @@ class FakeRun(ProcessProtocol):
     def suspend_clock(self) -> None:
         self.told.append("suspended")
 
+    def restart_clock(self) -> None:
+        self.told.append("restarted")
+
 
 class JobCase(SynchronousTestCase):
-    """A job that was started, and nobody has heard of."""
+    """A run whose job was started, and of which nobody has heard."""
+
+    retries = 0
 
     def setUp(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
         self.addCleanup(shutil.rmtree, folder)
         self.evaluation = Workspace(folder / "evaluation")
         self.evaluation.output_directory.mkdir(parents=True)
+        self.tree = folder / "checkout"
+        self.tree.mkdir()
+        (self.tree / "README").write_text("an evaluator")
         self.clock, self.starter, self.commands = Clock(), FakeStarter(), FakeCommands()
-        threads: Any = InlineThreads()
-        self.access = ClusterAccess(
-            self.clock,
-            lambda: self.starter,  # type: ignore[arg-type,return-value]
-            PollingWatcher(self.clock, threads),
-            threads,
-            self.commands,  # type: ignore[arg-type]
+        self.clock.callFromThread = lambda call, *given: call(*given)  # type: ignore[attr-defined]
+        trees: Any = SimpleNamespace(starter=self.starter)
+        settings = RunnerSettings(arguments=("--partition=all", "--qos=low"), retries=self.retries)
+        local = BubblewrapSandbox(
+            "/usr/bin/bwrap", folder, (), (), False, trees, LimitSettings(), NO_CGROUPS
         )
-        self.run_, self.status = FakeRun(), RunnerStatus("slurm")
-        self.job = self.make_job()
+        commands: Any = self.commands
+        threads: Any = InlineThreads()
+        self.sandbox = SlurmSandbox.create(settings, local, commands, threads, self.clock)
         self.process: TailedProcess
+        self.run_ = FakeRun()
+        self.slurm_run = self.make_run()
+        self.status = self.slurm_run.runner_status
+        self.slurm_run.start_evaluator("./run", {"SEED": "5"}, self.job.tree_directory)
 
-    def make_job(self) -> Job:
-        job = Job(self.access, self.status, "tawebeval-x-evaluation-0s", self.evaluation)
-        job.make_directories()
-        return job
+    def make_run(self) -> SlurmRun:
+        checkout: Any = SimpleNamespace(
+            path=self.tree, commit=SimpleNamespace(size=0, file_count=0)
+        )
+        return self.sandbox.make_run(self.evaluation, checkout, LimitSettings())
+
+    @property
+    def job(self) -> Job:
+        return self.slurm_run.workspace
 
     def follow(self) -> Deferred[None]:
-        self.job.follow()
-        return Deferred.fromCoroutine(self.job.wait_for_start())
+        return Deferred.fromCoroutine(self.slurm_run.wait_for_evaluator_start(self.job))
 
-    def tell(self, **members: Any) -> None:
+    def write_state(self, **members: Any) -> None:
         content = {"node": "one", "job": "7", "exceeded": None, "pid": 5, "start_time": 6}
         self.job.state_file.write_text(json.dumps({**content, **members}))
+
+    def tell(self, **members: Any) -> None:
+        self.write_state(**members)
         self.pass_time()
 
     def tell_end(self, status: int = 0) -> None:
         self.tell(status=status, rusage=RUSAGE, is_output_complete=True)
 
     def print_text(self, text: str) -> None:
-        own = self.job.workspace.output_directory
-        moved = self.evaluation.output_directory
-        for directory in (moved if (moved / "stdout").exists() else own,):
-            for name, content in (("stdout", text), ("stderr", "")):
-                with (directory / name).open("a") as file:
-                    file.write(content)
+        own, moved = self.job.output_directory, self.evaluation.output_directory
+        directory = own if self.slurm_run.state is None else moved
+        for name, content in (("stdout", text), ("stderr", "")):
+            with (directory / name).open("a") as file:
+                file.write(content)
 
     def pass_time(self, seconds: float = 3 * MAX_POLL_SECONDS) -> None:
         self.clock.pump([MIN_POLL_SECONDS] * int(seconds / MIN_POLL_SECONDS))
 
     def end_srun(self, stderr: str = "") -> None:
-        (self.job.directory / "stderr").write_text(stderr)
-        listener = self.starter.listeners[self.job.directory]
-        listener(ProgramState(status=0, is_output_complete=True))
-        if watcher := self.commands.watchers.get(self.job.job_name):
-            watcher(self.commands.job)
+        (self.job.root / "stderr").write_text(stderr)
+        self.starter.listeners[self.job.root](ProgramState(status=0, is_output_complete=True))
         self.pass_time()
+
+    def queue(self, state: str | None, looks: int = 1) -> None:
+        """Let squeue tell the state of the job; None: it does not know it."""
+        queued = state and QueuedJob("7", self.job.name, state, "Resources")
+        for _ in range(looks):
+            self.commands.watchers[self.job.name](queued)
+            self.pass_time()
 
     def connect(self) -> None:
         started = self.follow()
         self.print_text("")
         self.tell()
         self.successResultOf(started)
-        self.process = self.job.connect(self.run_)
+        self.process = self.slurm_run.connect_process(self.run_, self.job)
         self.pass_time()
 
+    def check_loss(self, reason: str) -> None:
+        loss = self.slurm_run.loss
+        assert loss is not None
+        self.assertEqual(loss.reason, reason)
 
-class FileTests(JobCase):
-    def test_broken_state_counts_as_none(self) -> None:
-        self.assertIsNone(self.job.read_state())
-        self.job.state_file.write_text('{"node": "o')
-        self.assertIsNone(self.job.read_state())
 
-    def test_output_is_moved_once_the_evaluator_runs(self) -> None:
-        moved = self.evaluation.output_directory / "stdout"
-        (self.job.workspace.output_directory / "stdout").write_text("one")
-        self.job.state_file.write_text('{"node": "one", "error": "no room"}')
-        self.job.read_state()
-        self.assertFalse(moved.exists())
-        self.job.state_file.write_text('{"node": "one", "pid": 5}')
-        self.job.read_state()
-        self.assertEqual(moved.read_text(), "one")
+class StartTests(JobCase):
+    def test_node_gets_what_the_sandbox_of_this_machine_would_start(self) -> None:
+        launch = read_specification(str(self.job.output_directory))
+        argv = " ".join(launch.argv)
+        self.assertTrue(argv.startswith("/usr/bin/bwrap --as-pid-1 "))
+        self.assertIn(f"--bind {self.job.tree_directory} /evaluation/tree ", argv)
+        self.assertIn(f"{self.evaluation.root}/submission /evaluation/submission ", argv)
+        self.assertTrue(argv.endswith(" /bin/sh -c ./run"))
+        broker = LaunchSpec(**launch.broker)
+        self.assertEqual(broker.argv[0], "/usr/bin/python3")
+        self.assertEqual(launch.broker_socket, f"{self.job.root}/runner")
+        self.assertEqual((list(launch.procs_files), list(broker.procs_files)), ([], []))
+        limits = LimitSettings()
+        bounds = (launch.stdout_limit, launch.stderr_limit)
+        self.assertEqual(bounds, (limits.output, limits.stderr))
+        self.assertEqual((self.job.tree_directory / "README").read_text(), "an evaluator")
+
+    def test_srun_runs_the_program_of_the_node_without_secrets_on_the_disk(self) -> None:
+        (srun,) = self.starter.started
+        options, program = " ".join(srun.argv).split(" -- ")
+        self.assertIn(f"srun --job-name={self.job.name} ", options)
+        self.assertIn(f"/usr/bin/python3 -I -S {self.tree.parent}/node {self.job.root} ", program)
+        self.assertFalse((self.job.root / "start").exists())
+
+    def test_options_of_environment_and_problem_follow_those_of_the_runner(self) -> None:
+        self.slurm_run = self.make_run()
+        self.slurm_run.job_settings = [SlurmJobSettings(arguments=("--qos=high",))]
+        self.slurm_run.start_evaluator("", {}, self.job.tree_directory)
+        argv = list(self.starter.started[-1].argv)
+        options = argv[: argv.index("--")]
+        self.assertEqual(options[-3:], ["--partition=all", "--qos=low", "--qos=high"])
+
+    def test_run_that_was_not_started_wholly_is_ended(self) -> None:
+        first = self.job.name
+        self.slurm_run = self.make_run()
+        self.starter.error = TimeoutError(110, "the starter of evaluators does not answer")
+        with self.assertRaises(TimeoutError):
+            self.slurm_run.start_evaluator("", {}, self.job.tree_directory)
+        self.assertEqual(list(self.commands.watchers), [first, self.job.name])
+        self.slurm_run.close()
+        self.slurm_run.close()
+        self.assertEqual(list(self.commands.watchers), [first])
+        self.assertEqual(self.starter.forgotten, [self.job.root])
+
+    def test_several_threads_write_the_program_of_the_node_once(self) -> None:
+        program = self.tree.parent / "node"
+        (program / "file").touch()
+        self.assertEqual(self.sandbox.write_node_program(), program)
+        self.assertTrue((program / "file").exists())
+        other = attrs.evolve(self.sandbox)  # of the next process of the daemon
+        with ThreadPoolExecutor(8) as threads:
+            found = set(threads.map(lambda _: other.write_node_program(), range(8)))
+        self.assertEqual(found, {program})
+        self.assertFalse((program / "file").exists())
+        self.assertTrue((program / "__main__.py").is_file())
 
 
 class JobTests(JobCase):
     def test_wait_ends_when_the_node_has_begun(self) -> None:
         started = self.follow()
-        watcher = self.commands.watchers[self.job.job_name]
-        watcher(QueuedJob("7", "a", "PENDING", "Resources"))
+        self.queue("PENDING")
         self.assertEqual((self.status.job_id, self.status.queue_reason), ("7", "Resources"))
+        self.assertNoResult(started)
+        self.job.state_file.write_text('{"node": "o')  # as NFS may show it
+        self.pass_time()
         self.assertNoResult(started)
         self.tell()
         self.successResultOf(started)
         self.assertEqual((self.status.node, self.status.queue_reason), ("one", None))
-        self.assertEqual(self.commands.watchers, {})
 
     def test_output_and_exit_are_delivered(self) -> None:
         self.connect()
@@ -225,96 +285,102 @@ class JobTests(JobCase):
         usage = self.process.resource_usage
         assert usage is not None
         self.assertEqual(usage.ru_utime, 1.5)
+        self.assertEqual(self.slurm_run.run_limits.read_usage(usage).peak_memory_bytes, 2**22)
+        self.assertEqual((self.starter.forgotten, self.commands.watchers), ([], {}))
         self.end_srun()
-        self.assertEqual(self.starter.forgotten, [self.job.directory])
-        self.assertEqual(self.commands.cancelled, [])
+        self.slurm_run.close()
+        self.assertEqual(self.starter.forgotten, [self.job.root])
 
     def test_process_that_is_left_delivers_nothing(self) -> None:
         self.connect()
         self.process.leave()
         self.process.leave()
-        self.assertFalse(self.process.is_running)
         self.print_text("one\n")
         self.tell_end()
         self.end_srun()
         self.assertEqual((self.run_.stdout, self.run_.told), (b"", []))
-        self.assertEqual((self.commands.cancelled, self.commands.watchers), ([], {}))
+        self.queue("FAILED")
+        self.assertEqual(list(self.commands.watchers), [self.job.name])
 
     def test_end_of_srun_lets_the_end_be_seen_at_once(self) -> None:
         self.connect()
-        state = {"node": "one", "job": "7", "pid": 5, "start_time": 6, "status": 0}
-        self.job.state_file.write_text(
-            json.dumps({**state, "rusage": RUSAGE, "is_output_complete": True})
-        )
-        listener = self.starter.listeners[self.job.directory]
-        listener(ProgramState(status=0, is_output_complete=True))
+        self.write_state(status=0, rusage=RUSAGE, is_output_complete=True)
+        self.starter.listeners[self.job.root](ProgramState(status=0, is_output_complete=True))
         self.clock.pump([0] * 9)
         self.assertEqual(len(self.run_.told), 2)
-        self.assertIsNone(self.job.loss)
-        self.assertEqual(self.commands.watchers, {})
-
-    def test_srun_that_does_not_end_is_ended_with_its_job(self) -> None:
-        self.connect()
-        self.tell_end()
-        self.clock.advance(60)
-        self.assertEqual(self.commands.cancelled, [self.job.job_name])
-        self.assertEqual(self.starter.signals, [(self.job.directory, signal.SIGKILL)])
+        self.assertIsNone(self.slurm_run.loss)
 
     def test_signals_are_written_and_a_deaf_node_is_given_up(self) -> None:
         self.connect()
         self.process.signal_group(signal.SIGTERM)
         self.process.signal_group(signal.SIGKILL)
-        self.assertEqual((self.job.directory / "signal").read_text(), "15\n9\n")
+        self.assertEqual((self.job.root / "signal").read_text(), "15\n9\n")
         self.clock.advance(KILL_ANSWER_TIMEOUT)
-        self.assertEqual(self.commands.cancelled, [self.job.job_name])
-        self.end_srun()
+        self.pass_time()
+        self.assertEqual((self.starter.forgotten, self.commands.watchers), ([self.job.root], {}))
         self.assertEqual(len(self.run_.told), 2)
-        assert self.job.loss is not None
-        self.assertEqual(self.job.loss.reason, "lost")
+        self.check_loss("lost")
 
     def test_lost_job_is_explained_after_its_output(self) -> None:
         self.connect()
         self.print_text("said\n")
-        self.commands.job = QueuedJob("7", "a", "NODE_FAIL")
-        self.end_srun()
+        self.queue("NODE_FAIL")
         self.assertEqual(self.run_.stdout, b"said\n")
         self.assertEqual(self.run_.told[0], "exited")
-        assert self.job.loss is not None
-        self.assertEqual(self.job.loss.reason, "node")
+        self.check_loss("node")
+        with self.assertRaises(EvaluationFailure):
+            self.slurm_run.interpret_exit(None, signal.SIGKILL)
         self.assertIsNone(self.process.resource_usage)
         self.assertEqual(self.commands.counters.lost_jobs_by_reason["node"], 1)
 
+    def test_end_that_the_node_has_told_counts_more_than_the_queue(self) -> None:
+        self.connect()
+        self.write_state(status=0, rusage=RUSAGE, is_output_complete=True)
+        self.queue("CANCELLED")
+        self.assertIsNone(self.slurm_run.loss)
+
     def test_job_goes_on_without_an_srun_that_was_killed(self) -> None:
         self.connect()
-        self.commands.job = QueuedJob("7", "a", "RUNNING")
         self.end_srun()
-        self.clock.advance(JOB_QUERY_TIMEOUT)
+        self.queue("RUNNING", 100)
         self.print_text("late\n")
         self.tell_end()
         self.assertEqual(self.run_.stdout, b"late\n")
-        self.assertIsNone(self.job.loss)
-        self.assertEqual(self.commands.cancelled, [self.job.job_name])
+        self.assertIsNone(self.slurm_run.loss)
+        self.assertEqual(self.commands.watchers, {})
+
+    def test_job_that_the_queue_does_not_have_any_more_is_lost(self) -> None:
+        self.connect()
+        self.queue(None, GONE_LOOKS - 1)
+        self.queue("RUNNING")
+        self.queue(None, GONE_LOOKS - 1)
+        self.assertIsNone(self.slurm_run.loss)
+        self.queue(None)
+        self.check_loss("lost")
+
+    def test_srun_has_any_time_to_ask_a_controller_that_is_away(self) -> None:
+        started = self.follow()
+        self.queue(None, 100)
+        self.assertNoResult(started)
 
     def test_node_has_two_minutes_to_end_a_job(self) -> None:
         self.connect()
-        self.commands.job = QueuedJob("7", "a", "COMPLETING")
-        self.end_srun()
+        self.queue("COMPLETING", ENDING_LOOKS - 1)
         self.assertEqual(self.run_.told, ["suspended"])
-        self.clock.advance(JOB_QUERY_TIMEOUT)
-        assert self.job.loss is not None
-        self.assertEqual(self.job.loss.reason, "node")
+        self.queue("COMPLETING")
+        self.check_loss("node")
 
-    def test_cancellation_ends_srun_first(self) -> None:
+    def test_cancellation_ends_srun_and_its_job(self) -> None:
         started = self.follow()
         started.cancel()
-        self.assertNoResult(started)
-        self.assertEqual(self.starter.signals, [(self.job.directory, signal.SIGKILL)])
-        self.end_srun()
         self.failureResultOf(started, CancelledError)
+        self.assertEqual(self.starter.forgotten, [self.job.root])
+        self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
 
     def test_job_that_never_begins_ends_with_the_words_of_srun(self) -> None:
         started = self.follow()
         self.end_srun("srun: error: invalid partition specified: none\n")
+        self.queue(None, GONE_LOOKS)
         error = self.failureResultOf(started, EvaluationFailure).value
         self.assertIn("invalid partition", error.message)
 
@@ -323,89 +389,212 @@ class JobTests(JobCase):
         self.tell(error="/roots/gcc: No such file or directory")
         error = self.failureResultOf(started, EvaluationFailure).value
         self.assertIn("the node one could not run the evaluator: /roots/gcc", error.message)
+        self.assertFalse((self.evaluation.output_directory / "stdout").exists())
+
+    def test_limits_that_the_node_has_found_exceeded_are_the_failure(self) -> None:
+        self.connect()
+        limits = self.slurm_run.run_limits
+        for exceeded in ("cpu", "memory", "disk"):
+            self.tell(exceeded=exceeded)
+            failure = limits.check()
+            assert failure is not None
+            self.assertEqual(failure.reason, exceeded)
+
+    def test_removed_files_that_are_open_count_with_the_others(self) -> None:
+        self.connect()
+        limits = self.slurm_run.run_limits
+        self.assertIsNone(limits.check())
+        self.tell(unlinked_bytes=LimitSettings().disk)
+        (self.job.home_directory / "file").write_text("x")
+        failure = limits.check(final=True)
+        assert failure is not None
+        self.assertEqual(failure.reason, "disk")
+        self.tell(unlinked_bytes=0)
+        self.assertIsNone(limits.check(final=True))
+
+    def test_limits_are_not_checked_while_the_directory_is_away(self) -> None:
+        self.connect()
+        self.job.root.rename(self.job.root.with_name("away"))
+        self.assertIsNone(self.slurm_run.run_limits.check(final=True))
+
+
+class RepeatTests(JobCase):
+    """A job that is lost before the evaluator has printed anything, and the job in its place."""
+
+    retries = 1
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.lost = self.job
+        self.starter.started.clear()
+
+    def list_options(self) -> Sequence[str]:
+        (launch,) = self.starter.started
+        argv = list(launch.argv)
+        return argv[: argv.index("--")]
+
+    def test_other_job_runs_the_evaluator_and_the_lost_one_is_removed(self) -> None:
+        started = self.follow()
+        self.queue("NODE_FAIL")
+        self.assertEqual(list(self.commands.watchers), [self.job.name])
+        self.assertFalse(self.lost.root.exists())
+        self.print_text("one\n")
+        self.tell(node="two")
+        self.successResultOf(started)
+        self.assertEqual((self.status.node, self.status.retry_count), ("two", 1))
+        self.slurm_run.connect_process(self.run_, self.job)
+        self.pass_time()
+        self.assertEqual(self.run_.stdout, b"one\n")
+        described = self.slurm_run.describe_for_resume()
+        self.assertEqual((described["retries"], described["job_name"]), (1, self.job.name))
+
+    def test_evaluator_that_has_printed_nothing_runs_again(self) -> None:
+        self.connect()
+        before = self.evaluation.output_directory / "stdout"
+        with before.open("a") as zombie:
+            self.queue("NODE_FAIL")
+            zombie.write("of a node that came back\n")
+        self.assertEqual(self.run_.told, ["suspended"])
+        self.assertEqual((self.status.job_id, self.status.retry_count), (None, 1))
+        self.assertEqual(self.list_options()[-1], "--exclude=one")
+        self.queue("PENDING")
+        self.assertEqual(self.status.queue_reason, "Resources")
+        self.print_text("one\n")
+        self.tell(node="two", pid=8)
+        self.assertEqual(self.run_.told, ["suspended", "restarted"])
+        self.assertEqual((self.process.pid, self.run_.stdout), (8, b"one\n"))
+        self.print_text("two\n")
+        self.tell(node="two", pid=8, status=0, rusage=RUSAGE, is_output_complete=True)
+        self.assertEqual(self.run_.stdout, b"one\ntwo\n")
+        self.assertEqual(len(self.run_.told), 4)
+        self.assertIsNone(self.slurm_run.loss)
+
+    def test_evaluator_that_has_printed_is_not_begun_again(self) -> None:
+        for name in ("stdout", "stderr"):
+            self.setUp()
+            self.connect()
+            (self.evaluation.output_directory / name).write_text("one\n")
+            self.queue("PREEMPTED")
+            self.check_loss("preempted")
+            self.assertEqual((self.starter.started, self.run_.told[0]), ([], "exited"))
+
+    def test_evaluator_that_waits_to_run_again_can_be_stopped(self) -> None:
+        self.connect()
+        self.queue("NODE_FAIL")
+        self.process.signal_group(signal.SIGTERM)
+        self.pass_time()
+        self.assertEqual(self.run_.told[:2], ["suspended", "exited"])
+        self.assertEqual(self.commands.watchers, {})
+        self.assertIn(self.job.root, self.starter.forgotten)
+
+    def test_node_that_cannot_start_the_evaluator_is_avoided(self) -> None:
+        started = self.follow()
+        self.tell(error="No space left on device")
+        self.assertEqual(self.list_options()[-1], "--exclude=one")
+        self.assertNoResult(started)
+        self.end_srun("srun: error: Requested node configuration is not available\n")
+        self.queue(None, GONE_LOOKS)
+        error = self.failureResultOf(started, EvaluationFailure).value
+        self.assertIn("No space left on device", error.message)
+
+    def test_second_loss_is_the_end(self) -> None:
+        started = self.follow()
+        self.queue("NODE_FAIL")
+        self.queue("NODE_FAIL")
+        self.assertEqual(self.failureResultOf(started, EvaluationFailure).value.reason, "node")
+        self.assertEqual(len(self.starter.started), 1)
+
+    def test_cancelled_job_is_not_replaced(self) -> None:
+        started = self.follow()
+        self.queue("CANCELLED")
+        self.assertEqual(self.failureResultOf(started, EvaluationFailure).value.reason, "revoked")
+        self.assertEqual(self.starter.started, [])
+
+    def test_job_of_a_starter_that_does_not_answer_is_ended(self) -> None:
+        self.starter.error = TimeoutError(110, "the starter of evaluators does not answer")
+        started = self.follow()
+        self.queue("NODE_FAIL")
+        self.assertEqual(self.failureResultOf(started, EvaluationFailure).value.reason, "node")
+        self.assertEqual(list(self.evaluation.root.glob("*/start")), [])
+        self.assertEqual(self.commands.watchers, {})
+        self.assertIn(self.job.root, self.starter.forgotten)
+
+    def test_job_whose_start_is_cancelled_is_ended(self) -> None:
+        run_in_thread = self.sandbox.threads.run_in_thread
+
+        async def cancel_after(call: Callable[..., Any], *arguments: Any) -> Any:
+            found = await run_in_thread(call, *arguments)
+            if call == self.slurm_run._start_job:
+                started.cancel()
+            return found
+
+        self.patch(self.sandbox.threads, "run_in_thread", cancel_after)
+        started = self.follow()
+        self.queue("NODE_FAIL")
+        self.failureResultOf(started, CancelledError)
+        self.assertEqual(len(self.starter.started), 1)
+        self.assertIn(self.job.root, self.starter.forgotten)
+        self.assertEqual(self.commands.watchers, {})
 
 
 class ResumeTests(JobCase):
     """Jobs of an earlier process of the daemon, whose starter has ended."""
 
+    def setUp(self) -> None:
+        super().setUp()
+        self.print_text("one\n")
+        self.write_state()
+        described = {**self.slurm_run.describe_for_resume(), "job": "7", "node": "one"}
+        self.left = LeftProcess(described, 5, 6, 0)
+        name = self.job.name
+        self.slurm_run = self.make_run()
+        self.status = self.slurm_run.runner_status
+        self.commands.watchers.clear()
+        self.left_job = Job(self.evaluation.root / name)
+
     def resume(self) -> None:
-        self.process = self.job.resume(self.run_, 0)
-        self.starter.listeners[self.job.directory](ProgramState(is_unknown=True))
+        self.process = self.slurm_run.resume_process(self.run_, self.left)
+        self.starter.listeners[self.job.root](ProgramState(is_unknown=True))
         self.pass_time()
 
-    def begin(self) -> None:
-        self.print_text("one\n")
-        state = {"node": "one", "job": "7", "pid": 5, "start_time": 6}
-        self.job.state_file.write_text(json.dumps(state))
-
     def test_job_goes_on_without_srun_and_is_cancelled_in_the_end(self) -> None:
-        self.begin()
         self.resume()
+        self.assertEqual(self.job, self.left_job)
         self.assertEqual(self.run_.stdout, b"one\n")
-        self.assertIn(self.job.job_name, self.commands.watchers)
+        self.queue("RUNNING")
         self.tell_end()
         self.assertEqual(self.run_.told[0], "exited")
-        self.assertEqual(self.commands.cancelled, [self.job.job_name])
+        self.assertEqual(self.commands.watchers, {})
 
     def test_job_that_has_ended_meanwhile_is_told(self) -> None:
-        self.begin()
-        self.job.read_state()
-        self.tell_end()
+        ended = {"status": 0, "rusage": RUSAGE, "is_output_complete": True}
+        content = json.loads(self.left_job.state_file.read_text())
+        self.left_job.state_file.write_text(json.dumps({**content, **ended}))
         self.resume()
         self.assertEqual(self.run_.stdout, b"one\n")
         self.assertEqual(self.run_.told[0], "exited")
 
-    def test_failed_resumption_leaves_nothing_and_may_be_repeated(self) -> None:
-        self.begin()
-        self.job.read_state()
-        stderr = self.evaluation.output_directory / "stderr"
-        stderr.rename(stderr.with_suffix(".away"))
-        self.assertRaises(OSError, self.job.resume, self.run_, 0)
-        self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
-        stderr.with_suffix(".away").rename(stderr)
-        self.job = Job(self.access, self.status, self.job.job_name, self.evaluation)
-        self.run_ = FakeRun()
-        self.resume()
-        self.tell_end()
-        self.assertEqual(self.run_.stdout, b"one\n")
-        exited, _ = self.run_.told
-        self.assertEqual(exited, "exited")
-
     def test_run_that_cannot_be_resumed_ends_its_job(self) -> None:
-        self.begin()
-        self.job.read_state()
-        (self.evaluation.output_directory / "stdout").unlink()
-        sandbox: Any = SimpleNamespace(
-            access=self.access,
-            settings=RunnerSettings(),
-            job_prefix="tawebeval-x-",
-            session="s",
-            writable_trees=SimpleNamespace(starter=self.starter),
-            local=SimpleNamespace(has_network=False),
-        )
-        checkout: Any = SimpleNamespace(commit=SimpleNamespace(size=0, file_count=0))
-        run = SlurmRun(self.evaluation, checkout, sandbox, LimitSettings())
-        described = {**self.status.build_json_object(), "job_name": self.job.job_name}
-        left = LeftProcess(described, 5, 6, 0)
-        self.assertRaises(OSError, run.resume_process, self.run_, left)
-        self.access.reactor.callFromThread = lambda call, *given: call(*given)
-        run.close()
-        self.assertEqual(self.starter.forgotten, [self.job.directory])
-        self.assertEqual(self.commands.cancelled, [self.job.job_name])
+        for name in ("stdout", "stderr"):
+            self.setUp()
+            self.left_job.read_state()
+            (self.evaluation.output_directory / name).unlink()
+            self.assertRaises(OSError, self.slurm_run.resume_process, self.run_, self.left)
+            self.slurm_run.close()
+            self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
+            self.assertEqual(self.starter.forgotten, [self.left_job.root])
 
-    def test_job_that_the_queue_has_forgotten_meanwhile_is_lost(self) -> None:
-        self.begin()
-        self.job.resume(self.run_, 0)
-        self.starter.listeners[self.job.directory](None)
-        self.assertEqual(self.commands.misses, 15)
-        self.commands.watchers[self.job.job_name](None)
-        assert self.job.loss is not None
-        self.assertEqual(self.job.loss.reason, "lost")
+    def test_job_in_place_of_another_one_is_not_resumed(self) -> None:
+        self.left = LeftProcess(self.left.description, 4, 6, 0)
+        self.assertRaises(OSError, self.slurm_run.resume_process, self.run_, self.left)
 
     def test_job_that_has_left_the_queue_is_lost(self) -> None:
-        self.begin()
         self.resume()
-        self.commands.watchers[self.job.job_name](QueuedJob("7", "a", "CANCELLED"))
-        assert self.job.loss is not None
-        self.assertEqual(self.job.loss.reason, "revoked")
+        self.queue("CANCELLED")
+        self.check_loss("revoked")
         self.assertEqual(self.run_.stdout, b"one\n")
+
+    def test_job_that_the_queue_has_forgotten_is_lost(self) -> None:
+        self.resume()
+        self.queue(None, GONE_LOOKS)
+        self.check_loss("lost")

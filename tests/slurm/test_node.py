@@ -12,11 +12,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.slurm.job import write_node_program
+from tawebeval.slurm.job import SlurmSandbox
 from tests.cases.patience import PATIENCE
 from tests.integration.processes import new_word, processes
 
@@ -28,7 +30,10 @@ class NodeJobTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.parent = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
         self.addCleanup(shutil.rmtree, self.parent, ignore_errors=True)
-        self.program = write_node_program(self.parent)
+        places: Any = SimpleNamespace(
+            sandbox_files_directory=self.parent, _writing=Lock(), _has_written=False
+        )
+        self.program = SlurmSandbox.write_node_program(places)
         self.evaluations = self.parent / "evaluations"
         self.directory = self.evaluations / "evaluation" / "job"
         (self.directory / "output").mkdir(parents=True)
