@@ -238,7 +238,7 @@ class SlurmCommands:
 
     async def _watch_queue(self) -> None:
         try:
-            while self._watches or self._looks_left:
+            while self._watches or self._unwatched or self._looks_left:
                 await deferLater(self._clock, SQUEUE_PERIOD)
                 await self._look()
         finally:

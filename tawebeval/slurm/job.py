@@ -225,7 +225,6 @@ class Job(Workspace):
         try:
             state = msgspec.json.decode(self.state_file.read_bytes(), type=NodeState)
             if state.error is None:
-                self.events_directory.mkdir(exist_ok=True)
                 for name in _OUTPUTS:
                     target = self.events_directory / name
                     with suppress(FileNotFoundError):
@@ -580,9 +579,15 @@ class SlurmRun(BubblewrapRun):
     async def _read(self, job: Job) -> None:
         """Read what the node has told."""
         async with self._reading:  # in the order of changes
+            if not self._is_present(job):
+                return  # the files of its output may have made place for those of another job
             state = await self._sandbox.threads.run_in_thread(job.read_state)
-            if not (self._is_over or job is not self.workspace or state in (None, self.state)):
+            if state is not None and state != self.state and self._is_present(job):
                 self._take_state(state)
+
+    def _is_present(self, job: Job) -> bool:
+        """Tell whether what is said of a job still counts."""
+        return job is self.workspace and not self._is_over
 
     def _take_state(self, state: NodeState) -> None:
         begins, status = self.state is None, self.runner_status
@@ -647,7 +652,7 @@ class SlurmRun(BubblewrapRun):
     async def _explain_loss(self, job: Job, queued: QueuedJob | None) -> None:
         await self._read(job)  # this machine may see only now what the node has told before
         said = await self._sandbox.threads.run_in_thread(job.read_srun_stderr)
-        if not self._is_over and job is self.workspace:
+        if self._is_present(job):
             loss = explain_job_loss(queued, said)
             self._sandbox.commands.counters.lost_jobs_by_reason[loss.reason] += 1
             self._lose(loss, is_repeatable=loss.reason in ("node", "preempted"))

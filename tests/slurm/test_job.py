@@ -173,8 +173,8 @@ class JobCase(SynchronousTestCase):
             with (directory / name).open("a") as file:
                 file.write(content)
 
-    def pass_time(self, seconds: float = 3 * MAX_POLL_SECONDS) -> None:
-        self.clock.pump([MIN_POLL_SECONDS] * int(seconds / MIN_POLL_SECONDS))
+    def pass_time(self) -> None:
+        self.clock.pump([MIN_POLL_SECONDS] * int(3 * MAX_POLL_SECONDS / MIN_POLL_SECONDS))
 
     def end_srun(self, stderr: str = "") -> None:
         (self.job.root / "stderr").write_text(stderr)
@@ -587,14 +587,3 @@ class ResumeTests(JobCase):
     def test_job_in_place_of_another_one_is_not_resumed(self) -> None:
         self.left = LeftProcess(self.left.description, 4, 6, 0)
         self.assertRaises(OSError, self.slurm_run.resume_process, self.run_, self.left)
-
-    def test_job_that_has_left_the_queue_is_lost(self) -> None:
-        self.resume()
-        self.queue("CANCELLED")
-        self.check_loss("revoked")
-        self.assertEqual(self.run_.stdout, b"one\n")
-
-    def test_job_that_the_queue_has_forgotten_is_lost(self) -> None:
-        self.resume()
-        self.queue(None, GONE_LOOKS)
-        self.check_loss("lost")
