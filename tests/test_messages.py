@@ -11,7 +11,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 import tawebeval
 from tawebeval.config import Configuration, Section
-from tests.cases.messages import check_words
 
 ROOT = Path(tawebeval.__file__).parent
 SETTING = re.compile(r"(?<![`\w./-])([a-z]+)\.([a-z_]+)\b(?!\()")
@@ -35,12 +34,3 @@ class MessageTests(SynchronousTestCase):
                     named += section in sections
                     self.assertIn(name, sections.get(section, (name,)), f"{path}: {text}")
         self.assertGreater(named, 50)
-
-    def test_words_of_no_message_fail_at_once(self) -> None:
-        for words in (
-            "connections are limited to 86",
-            "callers.tokens: reloaded",
-        ):
-            check_words(words)
-        with self.assertRaisesRegex(AssertionError, "no message has 'connections are bounded to'"):
-            check_words("connections are bounded to 86")

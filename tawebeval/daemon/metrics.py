@@ -246,79 +246,66 @@ class DaemonMetrics(Collector):
         yield _gauge("info", "The version that runs.", {__version__: 1}, "version")
         ready = 0 if self.find_unreadiness_reasons() else 1
         yield _gauge("ready", "Whether the daemon takes work, as /health/ready says.", ready)
-        yield from self._collect_evaluations()
-        yield from self._collect_queue()
-        yield from self._collect_buffers()
-        yield from self._collect_cache()
-        yield from self._collect_web()
-        yield from self._collect_callbacks()
-        yield from self._collect_archive()
-        yield from self._collect_jobs()
         lost = 0 if self.line_writer is None else self.line_writer.lost_lines
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
-        yield _histogram(
-            "reactor_lag_seconds",
-            "How late the reactor is, looked at twice a second.",
-            self.reactor_lag.delays,
-        )
+        said = "How late the reactor is, looked at twice a second."
+        yield _histogram("reactor_lag_seconds", said, self.reactor_lag.delays)
+        yield from self._collect_evaluations()
+        yield from self._collect_sizes()
+        yield from self._collect_web()
+        yield from self._collect_archive_and_jobs()
 
     def _collect_evaluations(self) -> Iterator[Metric]:
-        tally = self.registry.context.counters
-        known = {
-            state: tally.counts_by_state[state]
-            for state in EvaluationState
-            if state not in _FORGOTTEN
-        }
+        context, queue = self.registry.context, self.registry.run_queue
+        tally, fetches = context.counters, context.fetch_slots
+        counts = tally.counts_by_state
+        known = {state: counts[state] for state in EvaluationState if state not in _FORGOTTEN}
         yield _counter("evaluations_accepted", "Forms that were accepted.", tally.accepted_count)
         yield _gauge("evaluations", "Evaluations that are known, by their state.", known, "state")
-        yield _counter(
-            "evaluations_ended",
-            "Ends of evaluations, by the reason of a bad one.",
-            tally.ended_counts_by_state_and_reason,
-            "state",
-            "reason",
-        )
-        yield _histogram(
-            "stage_seconds",
-            "How long evaluations were queued, fetching, running.",
-            tally.durations_by_state,
-            "stage",
-        )
-
-    def _collect_queue(self) -> Iterator[Metric]:
-        queue, limit = (
-            self.registry.run_queue,
-            self.registry.context.configuration.evaluations.queued,
-        )
+        said, ends = "Ends of evaluations, by the reason of a bad one.", ("state", "reason")
+        ended = tally.ended_counts_by_state_and_reason
+        yield _counter("evaluations_ended", said, ended, *ends)
+        said = "How long evaluations were queued, fetching, running."
+        yield _histogram("stage_seconds", said, tally.durations_by_state, "stage")
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiter_count)
+        limit = context.configuration.evaluations.queued
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
         yield _gauge("places_taken", "Places to run that are taken.", queue.taken_slot_count)
         yield _gauge("places", "Places to run.", queue.slot_count)
-        fetches = self.registry.context.fetch_slots
         yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.taken_slot_count)
         yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiter_count)
+        cache = self.repository_cache.counters
+        yield _counter("fetches", "Ends of fetches.", cache.fetch_counts, "end")
+        yield _histogram("fetch_seconds", "How long fetches took.", cache.fetch_durations)
+        delivered = self.callbacks.ended_counts_by_state
+        ended = {state.value: delivered[state] for state in _DELIVERY_ENDS}
+        yield _counter("callbacks", "Ends of callbacks.", ended, "end")
+        yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending_count)
 
-    def _collect_buffers(self) -> Iterator[Metric]:
-        settings = self.registry.context.configuration
-        submissions, context = self.registry.submissions, self.registry.context
-        yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.share.used)
-        yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
-        yield _gauge("event_disk_bytes", "Events on the disk.", context.unread_events.used)
-        yield _gauge("event_disk_limit_bytes", "What they may take.", settings.buffers.disk)
-        yield _gauge("uploaded_bytes", "Uploads on the disk.", submissions.share.used)
-        yield _gauge("uploaded_limit_bytes", "What they may take.", settings.limits.uploads)
-
-    def _collect_cache(self) -> Iterator[Metric]:
-        tally, limit = (
-            self.repository_cache.counters,
-            self.registry.context.configuration.repositories.cache,
-        )
-        yield _counter("fetches", "Ends of fetches.", tally.fetch_counts, "end")
-        yield _histogram("fetch_seconds", "How long fetches took.", tally.fetch_durations)
-        yield _gauge(
-            "cache_bytes", "The cache on the disk.", self.repository_cache.disk_sizes, "of"
-        )
-        yield _gauge("cache_limit_bytes", "What they may take.", limit)
+    def _collect_sizes(self) -> Iterator[Metric]:
+        """Yield the bytes in memory and on the disk, each with its limit."""
+        context, uploads = self.registry.context, self.registry.submissions.share
+        settings = context.configuration
+        for name, what, used, limit in (
+            (
+                "buffered",
+                "Events in memory.",
+                context.event_memory.share.used,
+                settings.buffers.total,
+            ),
+            (
+                "event_disk",
+                "Events on the disk.",
+                context.unread_events.used,
+                settings.buffers.disk,
+            ),
+            ("uploaded", "Uploads on the disk.", uploads.used, settings.limits.uploads),
+        ):
+            yield _gauge(f"{name}_bytes", what, used)
+            yield _gauge(f"{name}_limit_bytes", "What they may take.", limit)
+        sizes = self.repository_cache.disk_sizes
+        yield _gauge("cache_bytes", "The cache on the disk.", sizes, "of")
+        yield _gauge("cache_limit_bytes", "What they may take.", settings.repositories.cache)
 
     def _collect_web(self) -> Iterator[Metric]:
         answers = {
@@ -342,14 +329,7 @@ class DaemonMetrics(Collector):
         yield _gauge("connections_limit", "Connections that may be.", limit)
         yield _gauge("streams", "Streams of events.", len(self.registry.events.subscriptions))
 
-    def _collect_callbacks(self) -> Iterator[Metric]:
-        ended = {
-            state.value: self.callbacks.ended_counts_by_state[state] for state in _DELIVERY_ENDS
-        }
-        yield _counter("callbacks", "Ends of callbacks.", ended, "end")
-        yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending_count)
-
-    def _collect_archive(self) -> Iterator[Metric]:
+    def _collect_archive_and_jobs(self) -> Iterator[Metric]:
         archive = self.registry.context.archive
         losses = dict.fromkeys(get_args(ArchiveLossReason), 0)
         if archive is not None:
@@ -363,8 +343,6 @@ class DaemonMetrics(Collector):
         yield _gauge("archive_bytes", "The archive on the disk.", size)
         limit = archive.settings.size if archive else 0
         yield _gauge("archive_limit_bytes", "What they may take.", limit)
-
-    def _collect_jobs(self) -> Iterator[Metric]:
         runner = self.registry.context.sandbox
         jobs = runner.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
         said = "Jobs that ended without the evaluator's end."

@@ -80,45 +80,35 @@ class ReloadService(Service):
         Return and log the problems, or notes such as settings that need a restart.
         """
         self._notifier.notify_reloading()
+        found: list[tuple[ReloadableFiles[Any], Any]] = []
+        problems: list[str] = []
+        notes: list[str] = []
         try:
-            problems, notes = self._reload()
+            for each in self.reloadables:
+                try:
+                    found.append((each, each.read_files()))
+                except ConfigurationError as error:
+                    problems.append(str(error))
+            for each, content in () if problems else found:
+                notes += each.make_operator_notes(content)
+                each.apply_content(content)
+                paths = ", ".join(map(str, each.paths))
+                log.info("{name}: reloaded from {paths}", name=each.name, paths=paths)
+                notes += [
+                    f"{each.name}: {path} is a copy that systemd made at the start"
+                    " (LoadCredential=); a changed original takes effect after a restart"
+                    for path in each.paths
+                    if path.parent == self._credentials_directory
+                ]
         finally:
             self._notifier.notify_ready()
+        if not self.reloadables:
+            log.info("nothing to reload: the daemon was started without files")
         for problem in problems:
             log.error("reload refused, nothing is changed: {problem}", problem=problem)
         for note in notes:
             log.warn("{note}", note=note)
         return problems, notes
-
-    def _reload(self) -> tuple[list[str], list[str]]:
-        problems: list[str] = []
-        notes: list[str] = []
-        found = list(self._read(problems))
-        if problems:
-            return problems, notes
-        for each, content in found:
-            notes += each.make_operator_notes(content)
-            each.apply_content(content)
-            paths = ", ".join(map(str, each.paths))
-            log.info("{name}: reloaded from {paths}", name=each.name, paths=paths)
-        if not found:
-            log.info("nothing to reload: the daemon was started without files")
-        notes += [
-            f"{each.name}: {path} is a copy that systemd made at the start (LoadCredential=); a"
-            " changed original takes effect after a restart"
-            for each, _ in found
-            for path in each.paths
-            if path.parent == self._credentials_directory
-        ]
-        return problems, notes
-
-    def _read(self, problems: list[str]) -> Iterator[tuple[ReloadableFiles[Any], Any]]:
-        """Yield each reloadable with its content; append to `problems`."""
-        for each in self.reloadables:
-            try:
-                yield each, each.read_files()
-            except ConfigurationError as error:
-                problems.append(str(error))
 
     def stopService(self) -> None:
         """Restore the previous handler of SIGHUP."""
@@ -137,10 +127,6 @@ class ConfigurationFile:
     path: Path | None = None
     listen_options: Sequence[str] = ()
     initial_configuration: Configuration = attrs.field(factory=Configuration)
-
-    def read_configuration(self) -> Configuration:
-        """Return the present content. Blocks. Raises: ConfigurationError."""
-        return read_configuration(self.path, self.listen_options)
 
 
 @attrs.define
@@ -165,7 +151,7 @@ class ReloadableConfiguration:
         return (ReloadableFiles("the configuration", paths, self._read, self._apply, self._notes),)
 
     def _read(self) -> Configuration:
-        wanted = self._file.read_configuration()
+        wanted = read_configuration(self._file.path, self._file.listen_options)
         following = merge_reloadable_settings(self._holder.configuration, wanted)
         check_visible_paths(following, self._file.path, os.environ)
         if following.environments and following.sandbox.kind == "none":
@@ -173,17 +159,13 @@ class ReloadableConfiguration:
                 "environments: an environment needs a sandbox; restart the daemon for sandbox.kind"
             )
         if following != wanted:  # else the file was checked: a thousand problems take 20 ms
-            self._check_problems(following)
+            try:  # by the settings in force, such as limits
+                check_problems(following, following.problems)
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"{error}; the daemon's settings differ from the file's", "restart the daemon"
+                ) from None
         return wanted
-
-    def _check_problems(self, following: Configuration) -> None:
-        """Check problems by the settings in force, such as limits. Raises: ConfigurationError."""
-        try:
-            check_problems(following, following.problems)
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{error}; the daemon's settings differ from the file's", "restart the daemon"
-            ) from None
 
     def _apply(self, wanted: Configuration) -> None:
         running = merge_reloadable_settings(self._holder.configuration, wanted)

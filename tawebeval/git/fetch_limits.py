@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -234,12 +233,15 @@ class FetchBudget:
             raise self._limits.make_timeout_failure("the fetches of submodules")
 
 
-def iterate_files(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files below a directory, without markers, by their relative paths. Blocks."""
-    for parent, directories, names in os.walk(directory):
-        inside = parent[len(str(directory)) + 1 :]
-        if not inside:
-            directories[:] = [name for name in directories if name != MARKERS_DIRECTORY]
+def iterate_files(top: Path, skipped: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files below a directory by their relative paths. Blocks.
+
+    The directory of the name `skipped` in `top` is left out.
+    """
+    for parent, directories, names in os.walk(top):
+        inside = parent[len(str(top)) + 1 :]
+        if not inside and skipped in directories:
+            directories.remove(skipped)
         for name in names:
             with suppress(OSError):  # of a file that disappears
                 yield os.path.join(inside, name), os.lstat(os.path.join(parent, name))
@@ -308,9 +310,10 @@ async def fetch_within_byte_budget(
     before, _ = await threads.run_in_thread(_measure, repository)
     limit = budget.remaining_bytes
     failure, result = None, None
-    measure = partial(_measure_bytes, repository)
     try:
-        result = await run_until_over(clock, threads, fetch(), measure, before + limit)
+        result = await run_until_over(
+            clock, threads, fetch(), lambda: _measure(repository)[0], before + limit
+        )
     except LimitExceeded:
         failure = budget.make_failure()
     except EvaluationFailure as error:
@@ -328,14 +331,10 @@ async def fetch_within_byte_budget(
     return result
 
 
-def _measure_bytes(repository: Path) -> int:
-    return _measure(repository)[0]
-
-
 def _measure(repository: Path) -> tuple[int, int]:
     """Return the bytes of a repository, and those of its largest unfinished file. Blocks."""
     size = largest = 0
-    for name, status in iterate_files(repository):
+    for name, status in iterate_files(repository, MARKERS_DIRECTORY):
         size += get_disk_bytes(status)
         if "tmp_" in name or name.endswith(".temp"):  # of index-pack and http-fetch
             largest = max(largest, status.st_size)

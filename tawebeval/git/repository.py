@@ -162,7 +162,7 @@ class BareRepository:
     def measure_disk_bytes(self) -> int:
         """Return the bytes of the repository on the disk. Blocks."""
         size = count = 0
-        for name, status in iterate_files(self.path):
+        for name, status in iterate_files(self.path, MARKERS_DIRECTORY):
             size += get_disk_bytes(status)
             count += name.startswith("objects/pack/")
         self.has_many_packs = count >= _MANY_FILES
@@ -423,12 +423,7 @@ def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) 
 
 def _measure_tree(tree: Path) -> int:
     """Return the bytes of the files of a tree that git writes. Blocks."""
-    size = 0
-    for parent, _, names in os.walk(tree):
-        for name in names:
-            with suppress(OSError):  # of a file that disappears
-                size += os.lstat(os.path.join(parent, name)).st_size
-    return size
+    return sum(status.st_size for _, status in iterate_files(tree))
 
 
 def create_repository(path: Path) -> None:

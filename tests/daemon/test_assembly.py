@@ -29,7 +29,6 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
 from tawebeval.config import (
     ArchiveSettings,
-    CallbackSettings,
     CallerSettings,
     Configuration,
     CredentialSettings,
@@ -65,7 +64,6 @@ from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import (
     ConfigurationError,
     EvaluationFailure,
-    InvalidField,
 )
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import EvaluationDetails
@@ -387,19 +385,6 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(len(closed), 1)
         type(connection.channel).drain_connection(connection.channel)
 
-    def test_callbacks_end_after_evaluations_and_sighup_reads_their_secrets(self) -> None:
-        calls = self.note_calls_from_thread()
-        secrets = self.file_with(f"* {format_secret(OLD)}")
-        daemon = self.start(callbacks=CallbackSettings(str(secrets)))
-        evaluations = self.evaluations(daemon)
-        callbacks = evaluations.registry._callbacks.callback_queue
-        callbacks.create_callback("https://8.8.8.8/", "")
-        secrets.write_text(f"alice {format_secret(OLD)}")
-        signal.raise_signal(signal.SIGHUP)
-        (reload,) = calls
-        reload()
-        self.assertRaises(InvalidField, callbacks.create_callback, "https://8.8.8.8/", "")
-
     def test_thread_writes_the_log_from_the_start_to_the_end(self) -> None:
         writer = LogWriter(StringIO(), format_text, "info")
         done: list[object] = []
@@ -456,11 +441,6 @@ class ServiceTests(SynchronousTestCase):
         caches = self.note_calls("RepositoryCache")
         self.make(repositories=RepositoryFetchSettings(deny_hosts=("example.org",)))
         self.assertRaises(EvaluationFailure, caches[0][3].check_url, "https://example.org/x")
-
-    def test_invalid_endpoint_is_named(self) -> None:
-        for endpoint in ("nonsense:1", "tcp:x", "tcp", ""):
-            said = self.fail_to_make(listen=("tcp:1", endpoint))
-            self.assertIn(f"listen: {endpoint!r} is not an endpoint", said)
 
     def test_daemon_without_tokens_serves_this_machine_only_unless_open(self) -> None:
         tokens = self.write_token()
@@ -569,27 +549,6 @@ class ServiceTests(SynchronousTestCase):
         microseconds = compute_stop_timeout(Configuration()) * 1e6
         self.assertIn(f"EXTEND_TIMEOUT_USEC={microseconds:.0f}", said)
 
-    def test_broken_configuration_changes_nothing_at_a_reload(self) -> None:
-        tokens = self.write_token()
-        access = f"[callers]\ntokens = '{tokens}'\n"
-        path, daemon = self.begin_with(access)
-        before = self.context().configuration
-        bob, line = generate_token("bob", straw(1))
-        Path(tokens).write_text(line)
-        for text, words in (
-            (f"{access}[polls]\nwait = -1", f"{path}: polls.wait: "),
-            (f"{access}[pol", f"{path}: the configuration is not TOML: "),
-            (None, f"{path}: cannot read the file: No such file or directory"),
-        ):
-            if text is None:
-                path.unlink()
-            else:
-                path.write_text(text)
-            (problem,) = self.reload(daemon)[0]
-            self.assertTrue(problem.startswith(words), problem)
-            self.assertIs(self.context().configuration, before)
-            self.assertEqual(self.request("GET /evaluation/x", bob).status, 401)
-
     def supervise(self) -> list[str]:
         """Have daemons started by systemd from now on; return what it is told."""
         notifier = FakeNotifier("/notify")
@@ -634,17 +593,6 @@ class ServiceTests(SynchronousTestCase):
         self.reactor.listenTCP = listen
         daemon.privilegedStartService()
         self.assertEqual((seen, self.dropped), ([0], 1))
-
-    def test_leftovers_that_cannot_be_removed_are_named(self) -> None:
-        daemon = self.make()
-        daemon.privilegedStartService()
-
-        def fail(directory: Path) -> None:
-            raise PermissionError(13, "Permission denied", str(directory))
-
-        self.patch(startup, "remove_tree", fail)
-        self.patch(os, "rename", lambda source, target: fail(source))
-        self.assertIn(f"{self.directories.uploads}: Permission", self.fail_to_start(daemon))
 
     def test_reload_reads_all_files_that_settings_name(self) -> None:
         tokens, password = self.write_token(), self.file_with("old")

@@ -121,11 +121,6 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("evaluations_ended_total", state="finished", reason=""), 1)
         self.assertEqual(self.value("evaluations", state="finished"), 1)
 
-    def test_readiness_is_shown(self) -> None:
-        self.assertEqual(self.value("ready"), 1)
-        self.obstacles = ["the file system of the state hangs"]
-        self.assertEqual(self.value("ready"), 0)
-
     def test_buffered_bytes_stand_beside_their_limits(self) -> None:
         self.evaluate()
         self.assertGreater(self.value("uploaded_bytes"), 0)

@@ -211,14 +211,6 @@ class StartupTests(SynchronousTestCase):
         self.patch(module, "Thread", refuse)
         self.assertEqual(self.refused(), f"tawebeval: threads: {PROCESS_LIMIT_REMEDY}")
 
-    def test_accounts_of_the_sandbox_that_cannot_be_written_are_reported(self) -> None:
-        accounts = self.parts.sandbox_files_directory = (
-            self.parts.sandbox_files_directory / "missing"
-        )
-        said = self.refused()
-        self.assertTrue(said.startswith(f"tawebeval: {accounts}/"), said)
-        self.assertTrue(said.endswith(": No such file or directory"), said)
-
     def test_missing_limits_are_reported_in_one_line_each(self) -> None:
         self.parts.unenforced_resources = ("memory", "{problem}")
         with capturedLogs() as events:

@@ -43,13 +43,6 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual(command.environment, {"GIT_INDEX_FILE": f"{unfinished}/index/index"})
         self.assertEqual(command.reach, SandboxAccess((unfinished / "tree", unfinished / "index")))
 
-    def test_marked_commit_is_not_requested_again(self) -> None:
-        self.get()
-        self.git.commands.clear()
-        for branch in (None, "main"):
-            self.assertEqual(self.get(branch=branch), Commit(OID, TREE))
-        self.assertEqual(self.names(), [])
-
     def test_commit_that_came_with_another_one_is_found_without_network(self) -> None:
         self.get()
         self.git.commands.clear()
@@ -79,13 +72,6 @@ class CheckOutTests(CacheTestCase):
         self.refuse(URL + "x")
         tally = self.cache.counters
         self.assertEqual(tally.fetch_counts, {"fetched": 1, "failed": 1, "cancelled": 0})
-
-    def test_commit_that_was_fetched_from_one_url_is_fetched_again_from_another(self) -> None:
-        self.get()
-        self.fetches = [failed("fatal: authentication failed")]
-        self.assertEqual(self.refuse(URL + "x").reason, "repository")
-        self.assertEqual(len(self.fetch_commands()), 2)
-        self.assertEqual(len(list(self.root.glob("*.tree"))), 1)
 
     def test_malformed_marker_is_ignored_and_written_again(self) -> None:
         self.get()
@@ -149,12 +135,6 @@ class CheckOutTests(CacheTestCase):
         self.restart()
         self.assertEqual(self.cache.disk_sizes["repositories"], before + 4096)
 
-    def test_tree_that_git_cannot_check_out_is_error_of_repository(self) -> None:
-        self.broken["read-tree"] = failed("fatal: unable to read tree")
-        error = self.refuse()
-        self.assertEqual(error.reason, "repository")
-        self.assertEqual(error.extra_members, {"stderr": "fatal: unable to read tree"})
-
     def test_on_full_disk_no_half_of_repository_looks_complete(self) -> None:
         def fill(path: Path) -> None:
             path.mkdir()
@@ -165,14 +145,6 @@ class CheckOutTests(CacheTestCase):
         patched.restore()
         self.assertEqual(list(self.root.glob("*.git")), [])
         self.get()
-
-    def test_cached_repository_has_its_url_in_file(self) -> None:
-        self.get()
-        path = self.path()
-        self.assertEqual((path / "url").read_text(), URL + "\n")
-        self.assertTrue((path / "commits" / OID).exists())
-        self.assertRegex(path.name, r"\A[0-9a-f]{40}\.git\Z")
-        self.assertEqual(len(list(self.root.iterdir())), 2)
 
 
 class SharingTests(CacheTestCase):
@@ -197,34 +169,6 @@ class SharingTests(CacheTestCase):
         for each in requested:
             self.assertEqual(self.successResultOf(each).oid, OID)
         self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
-
-    def test_failed_fetch_fails_for_all(self) -> None:
-        requested = [self.check_out() for _ in range(3)]
-        self.running.end(failed("fatal: no"))
-        errors = [self.error(each) for each in requested]
-        self.assertEqual({error.reason for error in errors}, {"repository"})
-        self.assertEqual(len({id(error) for error in errors}), 3)
-        self.assertEqual(len(self.fetch_commands()), 1)
-        self.get()
-        self.assertEqual(len(self.fetch_commands()), 2)
-
-    def test_two_commits_of_one_repository_are_fetched_one_after_other(self) -> None:
-        first, second = self.check_out(), self.check_out(oid=OTHER)
-        self.assertEqual(len(self.fetch_commands()), 1)
-        self.running.end()
-        self.successResultOf(first)
-        self.assertEqual(self.successResultOf(second).oid, OTHER)
-        # It came with the first one.
-        self.assertEqual(len(self.fetch_commands()), 1)
-
-    def test_cancelled_request_leaves_fetch_to_others(self) -> None:
-        first, second = self.check_out(), self.check_out()
-        first.cancel()
-        self.failureResultOf(first, CancelledError)
-        self.assertEqual(self.running.killed, 0)
-        self.assertNoResult(second)
-        self.running.end()
-        self.successResultOf(second)
 
     def test_last_cancelled_request_kills_fetch(self) -> None:
         first, second = self.check_out(), self.check_out()

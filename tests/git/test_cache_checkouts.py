@@ -82,14 +82,6 @@ class ProvideTests(CheckoutsTestCase):
         self.assertNotEqual(self.written, [checkout.path])
         self.assertEqual(len(self.written), 1)
 
-    def test_same_tree_of_another_repository_is_another_one(self) -> None:
-        paths = {
-            self.get(tree, repository).path
-            for tree in (ONE, OTHER)
-            for repository in ("a" * 40, "b" * 40)
-        }
-        self.assertEqual(len(paths), 4)
-
     def test_commits_of_one_tree_share_it(self) -> None:
         one, two = self.get(), self.get(oid="d" * 40)
         self.assertEqual((one.commit.oid, two.commit.oid), (OID, "d" * 40))
@@ -101,16 +93,6 @@ class ProvideTests(CheckoutsTestCase):
             checkout.release()
         self.assertEqual(self.detach(), "")
         again.release()
-        self.assertEqual(self.detach(), "1")
-
-    def test_concurrent_requests_share_one_writing(self) -> None:
-        self.gate.shut = True
-        requested = [self.check_out() for _ in range(3)]
-        self.gate.open()
-        self.assertEqual(len(self.written), 1)
-        for checkout in map(self.successResultOf, requested):
-            self.assertEqual(self.detach(), "")
-            checkout.release()
         self.assertEqual(self.detach(), "1")
 
     def test_failed_writing_fails_for_all_requests(self) -> None:
@@ -184,22 +166,6 @@ class EvictionTests(CheckoutsTestCase):
         self.assertEqual(self.detach(0), "31")
         self.assertEqual(self.disk_bytes, 0)
 
-    def test_evicted_checkout_loses_its_name_at_once(self) -> None:
-        self.get().release()
-        self.assertEqual(self.detach(), "1")
-        (detached,) = self.root.iterdir()
-        self.assertNotEqual(detached.suffix, ".tree")
-        self.cache._capacity = 10**9
-        self.assertNotEqual(self.get().path, detached)
-        self.assertEqual(len(self.written), 2)
-
-    def test_checkout_that_somebody_has_removed_is_evicted_without_error(self) -> None:
-        checkout = self.get()
-        checkout.release()
-        checkout.path.rename(self.mktemp())
-        self.assertEqual(self.detach(0), "1")
-        self.assertEqual(self.disk_bytes, 0)
-
 
 class RestartTests(CheckoutsTestCase):
     def test_complete_checkouts_are_taken_over(self) -> None:
@@ -210,15 +176,6 @@ class RestartTests(CheckoutsTestCase):
         self.assertEqual(self.detach(self.disk_bytes - 1), "2")
         self.get(ONE)
         self.assertEqual(len(self.written), 2)
-
-    def test_size_is_the_same_after_a_restart(self) -> None:
-        for tree in (ONE, OTHER):
-            self.get(tree)
-        size = self.disk_bytes
-        self.restart()
-        self.assertEqual(self.disk_bytes, size)
-        self.assertEqual(self.detach(), "12")
-        self.assertEqual(self.disk_bytes, 0)
 
     def test_only_checkouts_of_this_boot_are_taken_over(self) -> None:
         path = self.get().path

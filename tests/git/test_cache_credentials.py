@@ -79,12 +79,6 @@ class CredentialTests(CacheTestCase):
         self.assertEqual(self.names(), [])
         self.check_private("bob", "")
 
-    def test_nobody_reaches_what_credential_has_fetched_that_is_removed(self) -> None:
-        self.get(caller="alice")
-        self.entries = ()
-        self.restart()
-        self.check_private("alice", "bob", "")
-
     def test_new_secret_fetches_anew(self) -> None:
         self.get(caller="alice")
         self.file.write_text("another")
@@ -93,12 +87,6 @@ class CredentialTests(CacheTestCase):
         self.fetches = [PRIVATE]
         self.refuse(caller="alice")
         self.assertEqual(self.logins()[1], Login("https://example.org", "judge", "another"))
-
-    def test_fetches_with_and_without_credential_have_repository_each(self) -> None:
-        self.get(caller="bob")
-        self.get(caller="alice")
-        self.assertEqual(self.logins(), [None, LOGIN])
-        self.assertEqual(len(list(self.root.glob("*.git"))), 2)
 
     def test_over_http_to_public_address_no_password_is_sent(self) -> None:
         error = self.refuse(URL.replace("https", "http"), caller="alice")

@@ -53,14 +53,6 @@ class EvictionTests(EvictionTestCase):
             self.fetch_all(fetched)
             self.check_cached(cached)
 
-    def test_evicted_repository_is_fetched_again_when_it_is_requested(self) -> None:
-        self.fetch_all("abcd")
-        self.present = {(name, oid) for name, oid in self.present if (self.root / name).exists()}
-        before = self.fetched
-        self.fetch_all("a")
-        self.assertEqual(self.fetched, before + 1)
-        self.check_cached("acd")
-
     def test_repository_in_use_stays(self) -> None:
         self.fetch_all("abc")
         running = Running()

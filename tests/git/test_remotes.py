@@ -281,20 +281,6 @@ class KeyringTests(SynchronousTestCase):
             found = self.find_password(self.keyring(*entries), caller, url)
             self.assertEqual(found, expected)
 
-    def test_reload_reads_new_secret(self) -> None:
-        self.write("password", "old")
-        keyring = self.keyring()
-        old = keyring.choose_credential(URL, "")
-        self.write("password", "new")
-        self.assertEqual(self.find_password(keyring), "old")
-        read_again(keyring)
-        new = keyring.choose_credential(URL, "")
-        assert old is not None
-        assert new is not None
-        self.assertEqual(new.password, "new")
-        identities = {one.derive_credential_id(keyring.key) for one in (old, new)}
-        self.assertEqual(len(identities), 2)
-
     def test_reload_with_any_mistake_changes_no_credential(self) -> None:
         first, second = self.write("first", "old"), self.write("second", "old")
         keyring = self.keyring(

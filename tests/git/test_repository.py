@@ -53,16 +53,6 @@ class ArgumentsTests(CacheTestCase):
         self.get()
         self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
 
-    def test_missing_ref_and_server_without_shallow_clones_are_no_reason_to_give_up(self) -> None:
-        for printed in (
-            "fatal: couldn't find remote ref cccc",
-            "fatal: Server does not support shallow clients",
-        ):
-            self.setUp()
-            self.fetches = [failed(printed)]
-            self.get()
-            self.check_fetches(["--depth=1", BY_OID], ALL)
-
     def test_shallow_repository_is_deepened(self) -> None:
         self.grow = lambda repository: (repository / "shallow").touch()
         self.get()
@@ -124,15 +114,6 @@ class ArgumentsTests(CacheTestCase):
             self.assertEqual(error.reason, "commit")
             self.assertIn(words, error.message)
             self.assertIn(OID, error.message)
-
-    def test_any_other_failure_ends_fetch(self) -> None:
-        self.fetches = [failed("fatal: could not resolve host: example.org")]
-        error = self.refuse(branch="main")
-        self.assertEqual(error.reason, "repository")
-        self.assertEqual(
-            error.extra_members, {"stderr": "fatal: could not resolve host: example.org"}
-        )
-        self.assertEqual(len(self.fetch_commands()), 1)
 
     def test_only_local_repositories_may_belong_to_other_users(self) -> None:
         self.get("/srv/x")
