@@ -204,30 +204,24 @@ class ThreadsTests(TestCase):
         done = run_script(script)
         self.assertEqual((done.returncode, done.stderr), (1, "a later part has failed\n"))
 
-    async def test_cancellation_is_raised_after_the_call(self) -> None:
-        may_go_on, returned = threading.Event(), threading.Event()
+    async def test_cancellation_is_raised_after_the_call_also_if_it_fails(self) -> None:
+        for error in (None, OSError()):
+            may_go_on, went_on = threading.Event(), threading.Event()
 
-        def call() -> None:
-            may_go_on.wait(PATIENCE)
-            returned.set()
+            def call(
+                may_go_on: threading.Event = may_go_on,
+                went_on: threading.Event = went_on,
+                error: OSError | None = error,
+            ) -> None:
+                may_go_on.wait(PATIENCE)
+                went_on.set()
+                if error is not None:
+                    raise error
 
-        running = Deferred.fromCoroutine(self.threads.run_in_thread(call))
-        running.cancel()
-        self.assertNoResult(running)
-        may_go_on.set()
-        with self.assertRaises(CancelledError):
-            await running
-        self.assertTrue(returned.is_set())
-
-    async def test_cancellation_is_raised_after_a_failed_call(self) -> None:
-        may_go_on = threading.Event()
-
-        def call() -> None:
-            may_go_on.wait(PATIENCE)
-            raise OSError
-
-        running = Deferred.fromCoroutine(self.threads.run_in_thread(call))
-        running.cancel()
-        may_go_on.set()
-        with self.assertRaises(CancelledError):
-            await running
+            running = Deferred.fromCoroutine(self.threads.run_in_thread(call))
+            running.cancel()
+            self.assertNoResult(running)
+            may_go_on.set()
+            with self.assertRaises(CancelledError):
+                await running
+            self.assertTrue(went_on.is_set())

@@ -44,14 +44,8 @@ class RequestErrorTests(SynchronousTestCase):
             self.assertEqual(error.extra_members, members)
 
     def test_busy_server_says_when_to_come_back(self) -> None:
-        for error, seconds in (
-            (errors.ServerStopping(), 5),
-            (errors.ServerNotReady([]), 5),
-            (errors.StoreError(), 60),
-        ):
-            self.assertEqual(error.retry_after, seconds)
-
-    def test_resource_that_has_moved_has_its_new_path(self) -> None:
+        busy = errors.ServerStopping(), errors.ServerNotReady([]), errors.StoreError()
+        self.assertEqual([error.retry_after for error in busy], [5, 5, 60])
         self.assertEqual(errors.ResourceMoved("/new").location, "/new")
 
     def test_unknown_name_is_short_and_printable(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -161,17 +160,6 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual([line[:3] for line in lines], ["<7>", "<6>", "<4>", "<3>", "<2>"])
         self.assertEqual(lines[0], "<7>[tawebeval.x#debug] debug it is")
 
-    def test_lines_lost_to_a_full_disk_are_counted(self) -> None:
-        lines: list[str] = []
-        stream = FullStream(lines)
-        observer = LogWriter(stream, format_text_without_time, "info")
-        log = Logger(namespace="tawebeval.x", observer=observer)
-        for full in (False, True, True, False, True):
-            stream.full = full
-            log.info("it is {full}", full=full)
-        self.assertEqual(lines, ["[tawebeval.x#info] it is False\n"] * 2)
-        self.assertEqual(observer.line_writer.lost_lines, 3)
-
     def test_each_line_of_a_traceback_has_its_priority(self) -> None:
         stream = io.StringIO()
         log = Logger(
@@ -235,22 +223,6 @@ class NoDescriptorsTests(SynchronousTestCase):
                 self.assertEqual(self.write(text, namespace), ("", []))
                 written, _ = self.write(text, namespace, "debug")
                 self.assertEqual(written.count(text), 3)
-
-
-class FullStream(io.StringIO):
-    """A stream on a disk that may be full."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__()
-        self.lines = lines
-        self.full = False
-
-    def write(self, text: str) -> int:
-        """Take a line, if there is room."""
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self.lines.append(text)
-        return len(text)
 
 
 class OptionTests(SynchronousTestCase):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
-import platform
 import signal
 import time
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.base import ReactorBase
@@ -18,75 +17,23 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.daemon.assembly import ShutdownSignals
 from tawebeval.daemon.tap import (
-    MALLOC_TRIM_THRESHOLD,
     freeze_objects,
     ignore_signals,
     keep_freed_memory,
     use_monotonic_clock,
 )
-from tests.cases.own_python import printed_by
-
-BLOCK = 256 * 1024
-"""Bytes of one allocation: as large as what becomes of a read."""
-
-SCRIPT = f"""
-import json, resource, sys
-from pathlib import Path
-from tawebeval.daemon.tap import keep_freed_memory
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-kept, size = sys.argv[1] == "kept", int(sys.argv[2])
-if kept:
-    assert keep_freed_memory()
-
-# As long from the beginning: a list that grows moves, and what moved last may lie above all blocks.
-blocks = [None] * (size // {BLOCK})
-
-def use():
-    for number in range(len(blocks)):
-        blocks[number] = b"x" * {BLOCK}
-    for number in range(len(blocks)):
-        blocks[number] = None
-
-small = resident()
-use()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    use()
-faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(json.dumps([faults * resource.getpagesize() / 10, resident() - small]))
-"""
-
-
-def mapped_and_left(how: str, size: int) -> tuple[float, int]:
-    """Let a process use and free `size` bytes several times, "kept" or "as it is".
-
-    Return the bytes that the kernel has to map for it each time, and those that stay.
-    """
-    mapped, left = json.loads(printed_by(SCRIPT, how, str(size)))
-    return mapped, left
 
 
 class AllocatorTests(SynchronousTestCase):
-    """Memory that is free, and used again."""
+    """The C library, which keeps freed memory."""
 
-    if platform.libc_ver()[0] != "glibc":
-        skip = "this C library is not glibc"
-
-    def test_freed_memory_is_used_again_without_a_new_mapping(self) -> None:
-        size = MALLOC_TRIM_THRESHOLD // 2
-        self.assertGreater(mapped_and_left("as it is", size)[0], size / 2)
-        self.assertLess(mapped_and_left("kept", size)[0], size / 20)
-
-    def test_memory_beyond_the_reserve_is_given_back(self) -> None:
-        left = mapped_and_left("kept", 8 * MALLOC_TRIM_THRESHOLD)[1]
-        self.assertLess(left, 1.2 * MALLOC_TRIM_THRESHOLD)
-
-
-class OtherLibraryTests(SynchronousTestCase):
-    """A C library that has no such setting."""
+    def test_both_thresholds_are_set(self) -> None:
+        options: list[tuple[int, int]] = []
+        library = SimpleNamespace(mallopt=lambda *option: options.append(option) or 1)
+        self.patch(ctypes, "CDLL", lambda name: library)
+        self.assertTrue(keep_freed_memory())
+        # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD: one without the other makes glibc slower.
+        self.assertEqual(options, [(-1, 16 * 2**20), (-3, 2**20)])
 
     def test_other_c_library_is_left_alone(self) -> None:
         self.patch(ctypes, "CDLL", lambda name: object())

@@ -236,18 +236,8 @@ class DamageTests(CacheTestCase):
         self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
 
     def test_damage_is_found_when_tree_of_marked_commit_cannot_be_checked_out(self) -> None:
-        for printed in (
-            CORRUPT.stderr,
-            "fatal: failed to unpack tree object 77",
-            f"fatal: unable to read tree {OID}",
-            "error: file /c/x.pack is far too short to be a packfile",
-            "fatal: not a git repository: '/c/x.git'",
-            "fatal: bad config line 1 in file /c/x.git/config",
-        ):
-            self.setUp()
-            self.printed = failed(printed)
-            self.broken_once = {"read-tree"}
-            self.check_mended()
+        self.broken_once = {"read-tree"}
+        self.check_mended()
 
     def test_damage_is_found_when_another_commit_cannot_be_fetched(self) -> None:
         for name in ("fetch", "ls-tree"):

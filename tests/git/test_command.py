@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -404,12 +404,6 @@ class KillTests(GitTestCase):
         self.check_killed(requested)
         result = self.successResultOf(requested)
         self.assertEqual((result.is_timed_out, result.status), (True, -signal.SIGKILL))
-
-    def test_cancelled_command_is_killed(self) -> None:
-        requested = self.run_git("fetch", timeout=60)
-        requested.cancel()
-        self.check_killed(requested)
-        self.failureResultOf(requested, CancelledError)
 
 
 class VersionTests(SynchronousTestCase):

@@ -99,19 +99,6 @@ class InspectionTests(SynchronousTestCase):
         ):
             self.assertIsNone(self.feed(line + b"\0" + LIST).commit, line)
 
-    def test_commit_of_a_tag(self) -> None:
-        commit = self.feed(LINE.replace(b"c", b"d") + b"\0" + LIST).commit
-        assert commit is not None
-        self.assertEqual(commit.oid, "d" * 40)
-
-    def test_other_object(self) -> None:
-        for chunks, expected in (((), False), ((LINE, b"\0"), False), ((b"\0",), True)):
-            self.assertEqual(self.feed(*chunks).is_other_object(), expected)
-
-    def test_tree_over_limits_is_refused_while_it_is_listed(self) -> None:
-        inspection = self.feed(LINE + b"\0", LIST)
-        self.assertRaises(EvaluationFailure, inspection.feed, b"040000 tree 0123 -\tb\0")
-
     def test_of_line_that_does_not_end_little_is_kept(self) -> None:
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
