@@ -23,7 +23,7 @@ from typing import Any, get_args
 import attrs
 from twisted.internet.endpoints import serverFromString
 
-from tawebeval.config import Configuration, CredentialSettings
+from tawebeval.config import Configuration
 from tawebeval.core.hosts import CLIENT_HEADER, TrustedProxies
 from tawebeval.daemon.assembly import explain_wrong_endpoint
 from tawebeval.daemon.metrics import probe_disk_write
@@ -224,38 +224,29 @@ Results = Iterable[str | SetupProblem | Finding]
 
 @attrs.frozen
 class Check:
-    """A row of the table: what a check of a component finds, and the remedy.
+    """A row of the table: a component, and the check that finds its problems with their remedies.
 
     `examine` yields strings (OK), `SetupProblem`s (WEAKER) and findings of other components. It
-    raises ConfigurationError or OSError for a broken component. With a `remedy` the strings are
-    WEAKER: that helps.
+    raises ConfigurationError or OSError for a broken component.
     """
 
     component: str
     examine: Callable[[ExaminedDaemon], Results]
-    remedy: str = ""
 
     def run(self, daemon: ExaminedDaemon) -> Iterator[Finding]:
         """Run the check and yield its findings. Blocks."""
-        weaker = Severity.WEAKER
         try:
             for found in self.examine(daemon):
                 if isinstance(found, Finding):
                     yield found
                 elif isinstance(found, SetupProblem):
-                    yield Finding(self.component, weaker, *found)
-                elif self.remedy:
-                    yield Finding(self.component, weaker, found, self.remedy)
+                    yield Finding(self.component, Severity.WEAKER, *found)
                 else:
                     yield Finding(self.component, Severity.OK, found)
         except ConfigurationError as error:
             yield Finding(self.component, Severity.BROKEN, *error.problem)
         except OSError as error:
             yield Finding(self.component, Severity.BROKEN, f"cannot be checked: {error}")
-
-
-def _check_user(daemon: ExaminedDaemon) -> Iterator[str]:
-    yield f"the daemon runs as {daemon.user_name}"
 
 
 def _check_sandbox(daemon: ExaminedDaemon) -> Iterator[Finding]:
@@ -306,16 +297,16 @@ def _check_cgroups(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
         yield from Check("watches", watches).run(daemon)
 
 
-def _find_network(daemon: ExaminedDaemon) -> Iterator[str]:
+def _find_network(daemon: ExaminedDaemon) -> Iterator[SetupProblem]:
     sandbox = daemon.configuration.sandbox
-    if sandbox.kind != "none" and sandbox.network:
-        yield "sandbox.network is true: evaluators reach the network and this machine's ports"
-
-
-def _find_loopback(daemon: ExaminedDaemon) -> Iterator[str]:
-    sandbox = daemon.configuration.sandbox
-    if sandbox.kind != "none" and sandbox.loopback and not sandbox.network:
-        yield "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
+    if sandbox.kind == "none":
+        return
+    if sandbox.network:
+        what = "sandbox.network is true: evaluators reach the network and this machine's ports"
+        yield SetupProblem(what, "remove sandbox.network if evaluators need no network")
+    elif sandbox.loopback:
+        what = "sandbox.loopback is true: unaccepted TCP connections use memory outside all limits"
+        yield SetupProblem(what, "remove sandbox.loopback if evaluators need no 127.0.0.1")
 
 
 def _check_paths(daemon: ExaminedDaemon) -> Iterator[str]:
@@ -419,19 +410,14 @@ def _check_callbacks(daemon: ExaminedDaemon) -> Iterator[str]:
         yield f"signed with the callers' secrets in {source}"
 
 
-def _check_credentials(daemon: ExaminedDaemon) -> Results:
+def _check_credentials(daemon: ExaminedDaemon) -> Iterator[str]:
     settings = daemon.configuration.repositories.credentials
-    if settings:
-        GitKeyring(settings, daemon.environment.get("CREDENTIALS_DIRECTORY", ""), b"")
-        yield f"{len(settings)} for private repositories"
-        for entry in settings:
-            yield from Check("credentials", partial(_check_credential, entry)).run(daemon)
-
-
-def _check_credential(entry: CredentialSettings, daemon: ExaminedDaemon) -> Sequence[str]:
     directory = daemon.environment.get("CREDENTIALS_DIRECTORY", "")
-    _check_closed_to_others(Path(directory, entry.password_file or entry.key_file))
-    return ()
+    if settings:
+        GitKeyring(settings, directory, b"")
+        for entry in settings:
+            _check_closed_to_others(Path(directory, entry.password_file or entry.key_file))
+        yield f"{len(settings)} for private repositories"
 
 
 def _check_closed_to_others(path: Path) -> None:
@@ -453,10 +439,9 @@ def _compare(
 
 
 CHECKS = (
-    Check("user", _check_user),
+    Check("user", lambda daemon: [f"the daemon runs as {daemon.user_name}"]),
     Check("sandbox", _check_sandbox),
-    Check("sandbox", _find_network, "remove sandbox.network if evaluators need no network"),
-    Check("sandbox", _find_loopback, "remove sandbox.loopback if evaluators need no 127.0.0.1"),
+    Check("sandbox", _find_network),
     Check("paths", _check_paths),
     Check("cluster", _check_cluster),
     Check("starter", _check_starter),

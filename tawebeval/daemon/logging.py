@@ -79,7 +79,10 @@ class LogWriter:
             return
         if self.level != "debug" and _is_detail_of_twisted(event):
             return
-        text = self._format_event(event)
+        text = self._format(event)
+        if text and self._has_priorities:
+            prefix = f"<{_PRIORITIES[get_level_name(event)]}>"
+            text = prefix + text.replace("\n", f"\n{prefix}")
         if text:
             self.line_writer.write_line(text)
 
@@ -91,13 +94,6 @@ class LogWriter:
                 "connections are closed unanswered: no file descriptor is free; raise LimitNOFILE="
                 " in the unit or ulimit -n, or lower http.connections (logged once a minute)"
             )
-
-    def _format_event(self, event: LogEvent) -> str:
-        text = self._format(event)
-        if text and self._has_priorities:
-            prefix = f"<{_PRIORITIES[get_level_name(event)]}>"
-            text = prefix + text.replace("\n", f"\n{prefix}")
-        return text
 
 
 def _is_accept_failure(event: LogEvent) -> bool:

@@ -89,7 +89,9 @@ class ReloadService(Service):
                     found.append((each, each.read_files()))
                 except ConfigurationError as error:
                     problems.append(str(error))
-            for each, content in () if problems else found:
+            if problems:
+                found = []
+            for each, content in found:
                 notes += each.make_operator_notes(content)
                 each.apply_content(content)
                 paths = ", ".join(map(str, each.paths))

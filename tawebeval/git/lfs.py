@@ -78,14 +78,9 @@ class _Actions(msgspec.Struct):
     download: _Action | None = None
 
 
-class _Error(msgspec.Struct):
-    code: int = 0  # the message may repeat a secret of the request
-
-
 class _Object(msgspec.Struct):
     oid: str
-    actions: _Actions | None = None
-    error: _Error | None = None
+    actions: _Actions | None = None  # None with an error, which may repeat a secret
 
 
 class _Batch(msgspec.Struct):
@@ -374,8 +369,6 @@ def _explain_status(target: ServerAddress, status: int) -> str:
 
 def _choose_action(pointer: LfsPointer, found: Mapping[str, _Object]) -> _Action:
     one = found.get(pointer.oid)
-    if one is not None and one.error is not None:
-        raise RequestFailed(f"the LFS server has no download: error {one.error.code}")
     if one is None or one.actions is None or one.actions.download is None:
         raise RequestFailed("the LFS server does not have the file")
     return one.actions.download

@@ -97,22 +97,21 @@ class Credential:
 
     `host`: a pattern of `HostPolicy`. `port`: 0 is the default port of the protocol.
     `callers`: names of the callers who may use it; empty: all.
-    `secret_file_content`: content of the password or key file, for the identity.
-    `password`: for HTTP; None: ssh uses the files `key_file` and `known_hosts_file`.
+    `secret`: the password for HTTP, or the content of `key_file`, which ssh uses with
+    `known_hosts_file`.
     """
 
     host: str
     port: int
     username: str
     callers: Sequence[str]
-    secret_file_content: bytes = attrs.field(repr=False)
-    password: str | None = attrs.field(default=None, repr=False)
+    secret: str = attrs.field(repr=False)
     key_file: str = ""
     known_hosts_file: str = ""
 
     def is_usable_for(self, target: ServerAddress, caller: str) -> bool:
         """Tell whether the credential is for this server, and whether the caller may use it."""
-        protocols = ("https", "http") if self.password is not None else ("ssh",)
+        protocols = ("ssh",) if self.key_file else ("https", "http")
         return (
             target.protocol in protocols
             and matches_host_pattern(target.host, self.host)
@@ -127,14 +126,14 @@ class Credential:
         has fetched. A new secret changes the identity, since it may open other repositories.
         """
         named = "\0".join((self.host, str(self.port), self.username, self.key_file))
-        return hmac.digest(key, named.encode() + b"\0" + self.secret_file_content, "sha256")
+        return hmac.digest(key, f"{named}\0{self.secret}".encode(), "sha256")
 
     def make_login(self, target: ServerAddress, addresses: Sequence[IPAddress]) -> Login | None:
         """Return the login for the server at `addresses`, None for a key.
 
         Raises: EvaluationError if the password would cross the internet unencrypted.
         """
-        if self.password is None:
+        if self.key_file:
             return None
         if target.protocol == "http" and any(map(is_public_address, addresses)):
             raise EvaluationFailure(
@@ -142,17 +141,17 @@ class Credential:
                 f"the credentials for {target.host} are sent over https only; use an https URL",
             )
         port = "" if target.port == DEFAULT_PORTS[target.protocol] else f":{target.port}"
-        return Login(f"{target.protocol}://{target.url_host}{port}", self.username, self.password)
+        return Login(f"{target.protocol}://{target.url_host}{port}", self.username, self.secret)
 
     @property
     def ssh_files(self) -> Sequence[str]:
         """Files that ssh has to read."""
-        return () if self.password is not None else (self.key_file, self.known_hosts_file)
+        return (self.key_file, self.known_hosts_file) if self.key_file else ()
 
     @property
     def ssh_options(self) -> Sequence[str]:
         """Options of ssh: this user name and key and no other, and a known server only."""
-        if self.password is not None:
+        if not self.key_file:
             return ()
         return (
             "-F/dev/null",
@@ -233,11 +232,10 @@ class GitKeyring:
         )
 
     def _credential(self, entry: CredentialSettings, setting: str) -> Credential:
-        password, key, known_hosts = None, "", ""
+        key, known_hosts = "", ""
         if entry.password_file:
             setting += ".password_file"
             _, secret = self._read_file(entry.password_file, setting, parse_password)
-            password = secret
         else:
             hosts_setting = f"{setting}.known_hosts_file"
             hosts, _ = self._read_file(entry.known_hosts_file, hosts_setting, _parse_ssh_file)
@@ -248,8 +246,7 @@ class GitKeyring:
             port=entry.port,
             username=entry.username,
             callers=entry.callers,
-            secret_file_content=secret.encode(),
-            password=password,
+            secret=secret,
             key_file=key,
             known_hosts_file=known_hosts,
         )

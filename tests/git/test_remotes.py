@@ -31,8 +31,8 @@ from tests.fakes.world import read_again
 
 PRIVATE = [ip_address("10.1.2.3")]
 PUBLIC = [*PRIVATE, ip_address("8.8.8.8")]
-PASSWORD = Credential("git.example.org", 0, "judge", (), b"s3cr:t@", "s3cr:t@")
-KEY = Credential("git.example.org", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
+PASSWORD = Credential("git.example.org", 0, "judge", (), "s3cr:t@")
+KEY = Credential("git.example.org", 0, "git", (), "KEY", "/k/id", "/k/hosts")
 
 
 def parse(url: str) -> ServerAddress:
@@ -96,7 +96,7 @@ class TargetTests(SynchronousTestCase):
             {"host": "*.example.org"},
             {"port": 443},
             {"username": "x"},
-            {"secret_file_content": b"x"},
+            {"secret": "x"},
         )
         credentials = [PASSWORD, *(attrs.evolve(PASSWORD, **change) for change in changes)]
         credentials += [KEY, attrs.evolve(KEY, key_file="/k/another")]
@@ -143,7 +143,7 @@ class LoginTests(SynchronousTestCase):
         self.assertLessEqual(expected, set(KEY.ssh_options))
 
     def test_password_is_removed_from_text(self) -> None:
-        login = self.login(password="pä ss/w?rd")
+        login = self.login(secret="pä ss/w?rd")
         basic = b64encode("judge:pä ss/w?rd".encode()).decode()
         text = f"a pä ss/w?rd b p%C3%A4%20ss%2Fw%3Frd c {basic} d {basic.rstrip('=')} e"
         self.assertEqual(login.scrub_password(text), "a *** b *** c *** d *** e")
@@ -207,7 +207,7 @@ class KeyringTests(SynchronousTestCase):
 
     def find_password(self, keyring: GitKeyring, caller: str = "", url: str = URL) -> str | None:
         found = keyring.choose_credential(url, caller)
-        return found and found.password
+        return found and found.secret
 
     def test_password_is_read_without_its_line_end(self) -> None:
         self.write("password", "s3cret\n")
@@ -227,8 +227,8 @@ class KeyringTests(SynchronousTestCase):
         found = self.keyring(entry).choose_credential("git@git.example.org:x", "")
         assert found is not None
         self.assertEqual(
-            (found.key_file, found.known_hosts_file, found.secret_file_content),
-            (key, hosts, b"KEY"),
+            (found.key_file, found.known_hosts_file, found.secret),
+            (key, hosts, "KEY"),
         )
         Path(hosts).unlink()
         self.check_refused(entry, words="No such file", setting="[0].known_hosts_file")
@@ -331,7 +331,7 @@ class RouteTests(SynchronousTestCase):
         self.assertEqual(resolver.asked, [])
 
     def test_route_has_options_of_ssh_for_key(self) -> None:
-        key = Credential("h", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
+        key = Credential("h", 0, "git", (), "KEY", "/k/id", "/k/hosts")
         remotes = RemoteResolver(
             CheckedResolver(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)
         )
