@@ -262,9 +262,8 @@ class DaemonMetrics(Collector):
         known = {state: counts[state] for state in EvaluationState if state not in _FORGOTTEN}
         yield _counter("evaluations_accepted", "Forms that were accepted.", tally.accepted_count)
         yield _gauge("evaluations", "Evaluations that are known, by their state.", known, "state")
-        said, ends = "Ends of evaluations, by the reason of a bad one.", ("state", "reason")
-        ended = tally.ended_counts_by_state_and_reason
-        yield _counter("evaluations_ended", said, ended, *ends)
+        said, ended = "Ends, by the reason of a bad one.", tally.ended_counts_by_state_and_reason
+        yield _counter("evaluations_ended", said, ended, "state", "reason")
         said = "How long evaluations were queued, fetching, running."
         yield _histogram("stage_seconds", said, tally.durations_by_state, "stage")
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiter_count)
@@ -278,34 +277,23 @@ class DaemonMetrics(Collector):
         yield _counter("fetches", "Ends of fetches.", cache.fetch_counts, "end")
         yield _histogram("fetch_seconds", "How long fetches took.", cache.fetch_durations)
         delivered = self.callbacks.ended_counts_by_state
-        ended = {state.value: delivered[state] for state in _DELIVERY_ENDS}
-        yield _counter("callbacks", "Ends of callbacks.", ended, "end")
+        outcomes = {state.value: delivered[state] for state in _DELIVERY_ENDS}
+        yield _counter("callbacks", "Ends of callbacks.", outcomes, "end")
         yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending_count)
 
     def _collect_sizes(self) -> Iterator[Metric]:
         """Yield the bytes in memory and on the disk, each with its limit."""
         context, uploads = self.registry.context, self.registry.submissions.share
-        settings = context.configuration
-        for name, what, used, limit in (
-            (
-                "buffered",
-                "Events in memory.",
-                context.event_memory.share.used,
-                settings.buffers.total,
-            ),
-            (
-                "event_disk",
-                "Events on the disk.",
-                context.unread_events.used,
-                settings.buffers.disk,
-            ),
-            ("uploaded", "Uploads on the disk.", uploads.used, settings.limits.uploads),
-        ):
-            yield _gauge(f"{name}_bytes", what, used)
-            yield _gauge(f"{name}_limit_bytes", "What they may take.", limit)
+        settings, may = context.configuration, "What they may take."
+        yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.share.used)
+        yield _gauge("buffered_limit_bytes", may, settings.buffers.total)
+        yield _gauge("event_disk_bytes", "Events on the disk.", context.unread_events.used)
+        yield _gauge("event_disk_limit_bytes", may, settings.buffers.disk)
+        yield _gauge("uploaded_bytes", "Uploads on the disk.", uploads.used)
+        yield _gauge("uploaded_limit_bytes", may, settings.limits.uploads)
         sizes = self.repository_cache.disk_sizes
         yield _gauge("cache_bytes", "The cache on the disk.", sizes, "of")
-        yield _gauge("cache_limit_bytes", "What they may take.", settings.repositories.cache)
+        yield _gauge("cache_limit_bytes", may, settings.repositories.cache)
 
     def _collect_web(self) -> Iterator[Metric]:
         answers = {
