@@ -603,17 +603,11 @@ class Configuration(Section, frozen=True):
     problems: dict[str, ProblemSettings] = msgspec.field(default_factory=dict)
 
 
-NAMED_TABLES: Mapping[str, type[Section]] = {
-    "environments": EnvironmentSettings,
-    "problems": ProblemSettings,
-}
-"""The tables whose keys are names, each with a table of these settings: `[environments.NAME]`."""
-
 MAX_STATEMENT_BYTES = 64 * KIB
 """Bytes of a problem's statement."""
 
 MAX_NAMED_TABLES: Mapping[str, int] = {"environments": 100, "problems": 1000}
-"""The most names in each of `NAMED_TABLES`."""
+"""The tables whose keys are names, `[environments.NAME]`, and the most names in each."""
 
 
 def parse_configuration(text: str) -> Configuration:
@@ -753,13 +747,13 @@ def _convert(value: Any, kind: Any, path: str = "") -> Any:
     if get_origin(base) is tuple and isinstance(value, list):
         value = [_convert(one, inner[0], f"{path}[{number}]") for number, one in enumerate(value)]
     elif get_origin(base) is dict and isinstance(value, dict):
-        if path in NAMED_TABLES:
+        if path in MAX_NAMED_TABLES:
             _check_table_count(path, len(value))
         value = {
             name: _convert(
                 one,
                 inner[1],
-                _check_table_name(path, name) if path in NAMED_TABLES else f"{path}.{name}",
+                _check_table_name(path, name) if path in MAX_NAMED_TABLES else f"{path}.{name}",
             )
             for name, one in value.items()
         }
@@ -833,7 +827,7 @@ def _describe_unknown(name: str, table: str) -> str:
     """
     paths = list(_list_settings(Configuration))
     place = re.sub(r"\[[0-9.]*\]", "", table)
-    place = re.sub(rf"^({'|'.join(NAMED_TABLES)})\..*", r"\1.NAME", place)
+    place = re.sub(rf"^({'|'.join(MAX_NAMED_TABLES)})\..*", r"\1.NAME", place)
     path = f"{place}.{name}".lstrip(".")
     near = [one for one in paths if one.endswith(f".{name}") and one.count(".") == 1]
     near = near or get_close_matches(path, paths, 1, 0.8)
@@ -848,13 +842,13 @@ def _describe_unknown(name: str, table: str) -> str:
 def _list_settings(table: type[Struct], path: str = "") -> Iterator[str]:
     """Yield the path of each table and setting of `table`."""
     for field in structs.fields(table):
-        yield path + field.name
-        inner = CredentialSettings if field.name == "credentials" else field.type
-        named = NAMED_TABLES.get(path + field.name)
-        if named is not None:
-            yield from _list_settings(named, f"{path}{field.name}.NAME.")
-        elif isinstance(inner, type) and issubclass(inner, Section):
-            yield from _list_settings(inner, f"{path}{field.name}.")
+        place = path + field.name
+        yield place
+        prefix = f"{place}.NAME." if place in MAX_NAMED_TABLES else f"{place}."
+        # A table, a list of tables, or tables with names.
+        for inner in (field.type, *get_args(field.type)):
+            if isinstance(inner, type) and issubclass(inner, Section):
+                yield from _list_settings(inner, prefix)
 
 
 def _escape(text: str) -> str:

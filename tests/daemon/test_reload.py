@@ -238,12 +238,6 @@ class ConfigurationReloadTests(SynchronousTestCase):
         os.mkfifo(statement)
         self.assertRaises(ConfigurationError, read_configuration, file)
 
-    def test_defaults_are_not_reloaded(self) -> None:
-        configuration_reload = ReloadableConfiguration(
-            ConfigurationFile(), SimpleNamespace(configuration=Configuration()), ()
-        )
-        self.assertEqual(configuration_reload.list_reloadable_files(), ())
-
 
 CONFIGURE = Path(__file__).resolve().parents[2] / "docs" / "configure.md"
 

@@ -87,11 +87,6 @@ class NotifierTests(SynchronousTestCase):
         SystemdNotifier(self.path).notify_stopping(12.5)
         self.assertEqual(notices.take(), ["STOPPING=1\nEXTEND_TIMEOUT_USEC=12500000"])
 
-    def test_nothing_is_sent_without_systemd(self) -> None:
-        with capturedLogs() as logged:
-            SystemdNotifier().notify_ready()
-        self.assertEqual(list(logged), [])
-
     def test_missing_listener_is_logged_with_the_message(self) -> None:
         with capturedLogs() as logged:
             SystemdNotifier(self.path).send_notices("READY=1", "STATUS={well}")
@@ -236,11 +231,6 @@ class WatchdogTests(SynchronousTestCase):
         self.service.stopService()
         self.reactor.advance(5)
         self.assertEqual(told, [])
-        self.assertFalse(self.service.running)
-
-    def test_watchdog_can_stop_before_the_reactor_runs(self) -> None:
-        self.start()
-        self.service.stopService()
         self.assertFalse(self.service.running)
 
     def test_watchdog_does_nothing_without_systemd(self) -> None:

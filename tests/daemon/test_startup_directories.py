@@ -198,9 +198,3 @@ class DirectoriesTests(SynchronousTestCase):
             STATE_DIRECTORY=f"{self.root}/link/s", CACHE_DIRECTORY=f"{self.root}/link/c"
         )
         self.assertEqual(directories.evaluations, self.root / "real/s/evaluations")
-
-    def test_directory_that_cannot_be_made_is_named(self) -> None:
-        self.root.mkdir()
-        (self.root / "state").write_text("no directory")
-        error = self.assertRaises(ConfigurationError, self.open)
-        self.assertIn(os.fspath(self.root / "state"), str(error))

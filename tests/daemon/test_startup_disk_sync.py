@@ -34,10 +34,6 @@ class DiskSyncTests(SynchronousTestCase):
         self.clock.advance(seconds)
         self.sync.sync_if_due()
 
-    def test_nothing_is_written_without_a_commit(self) -> None:
-        self.tick()
-        self.assertEqual(self.threads.waiting, [])
-
     def test_commits_are_written_together_and_no_more_often_than_the_interval(self) -> None:
         self.store.transaction_count = 1
         self.tick()
