@@ -188,7 +188,7 @@ class RepositoryCache:
     ) -> bool:
         """Tell whether `check_out_commit` would fetch over a network. Blocks briefly.
 
-        Raises: EvaluationError.
+        Raises: EvaluationFailure.
         """
         if not self._remotes.check_url(repository.url):
             return False
@@ -201,7 +201,7 @@ class RepositoryCache:
     async def resolve_branch(self, repository: Repository, caller: str = ANONYMOUS_CALLER) -> str:
         """Return the OID of the newest commit of the repository's branch.
 
-        Each call asks the server, so that a push is seen at once. Raises: EvaluationError.
+        Each call asks the server, so that a push is seen at once. Raises: EvaluationFailure.
         """
         self._remotes.check_url(repository.url)
         credential = self._keyring.choose_credential(repository.url, caller)
@@ -212,7 +212,7 @@ class RepositoryCache:
     ) -> Checkout:
         """Return the checkout of a commit, which is fetched first unless the cache has it.
 
-        `caller` chooses the credential. Raises: EvaluationError.
+        `caller` chooses the credential. Raises: EvaluationFailure.
         """
         return await self._check_out(repository, oid, caller, FetchBudget(self._limits))
 

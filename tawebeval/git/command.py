@@ -356,13 +356,13 @@ class GitRunner:
         `environment`: added to git's own.
         `timeout`: seconds until git is killed with its descendants, as it is on cancellation.
         `max_file_size`: bytes that a file may have which git writes.
-        `on_stdout`: gets stdout in place of the result. If it raises EvaluationError git is killed,
-        and the error raised here.
+        `on_stdout`: gets stdout in place of the result. If it raises EvaluationFailure, git is
+        killed and the error raised here.
         `login`: for the one server that it names.
         `source`: path of the repository of this machine that git serves to itself.
         `reach`: access beyond reading `repository`.
 
-        Raises: EvaluationError if git could not be started or was killed, the disk fails, or the
+        Raises: EvaluationFailure if git could not be started or was killed, the disk fails, or the
         memory does not suffice; OSError if there is no shell.
         """
         cache = repository and repository.parent
@@ -412,7 +412,7 @@ class GitRunner:
         return "sh", "-c", script, _SHELL
 
     def _raise_for_machine(self, result: GitResult, *, serving: bool) -> None:
-        """Raise EvaluationError if the shell, the sandbox, the disk or the memory made git fail.
+        """Raise EvaluationFailure if the shell, the sandbox, the disk or the memory made git fail.
 
         A server, and a path, can make git print any message. So such a message alarms nobody; the
         daemon tries its disks anyway. Only the shell and the sandbox print before git does.

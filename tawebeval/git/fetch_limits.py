@@ -48,7 +48,7 @@ class TreeLimits:
     max_submodules: int = 0
 
     def check_submodules(self, path: str, count: int) -> None:
-        """Raise EvaluationError if a tree with `count` submodules is over the limit.
+        """Raise EvaluationFailure if a tree with `count` submodules is over the limit.
 
         `path` is that of the last one.
         """
@@ -61,7 +61,7 @@ class TreeLimits:
             )
 
     def check_tree(self, files: int, size: int) -> None:
-        """Raise EvaluationError if a tree with these many `files` and bytes is over a limit."""
+        """Raise EvaluationFailure if a tree with these many `files` and bytes is over a limit."""
         if files > self.max_files:
             raise EvaluationFailure(
                 "repository",
@@ -104,7 +104,7 @@ class CommitInspectionParser:
         return len(self._printed) > self._before
 
     def feed(self, chunk: bytes) -> None:
-        """Parse a chunk. Raises EvaluationError as soon as the tree is over a limit."""
+        """Parse a chunk. Raises EvaluationFailure as soon as the tree is over a limit."""
         while not self._is_listing():
             printed, nul, chunk = chunk.partition(b"\0")
             self._printed[-1] = (self._printed[-1] + printed)[-_LINE_KEPT:]
@@ -186,7 +186,7 @@ class FetchLimits:
     async def finish_in_time(
         self, working: Coroutine[Deferred[Any], Any, _T], words: str, more: str = ""
     ) -> _T:
-        """Return the result of `working`, within the timeout. Raises: EvaluationError."""
+        """Return the result of `working`, within the timeout. Raises: EvaluationFailure."""
         try:
             return await Deferred.fromCoroutine(working).addTimeout(self.timeout, self.clock)
         except DeadlineExceeded:
@@ -223,12 +223,12 @@ class FetchBudget:
         )
 
     def count_submodule(self, path: str) -> None:
-        """Count the submodule at `path`. Raises: EvaluationError if it is one too many."""
+        """Count the submodule at `path`. Raises: EvaluationFailure if it is one too many."""
         self.submodule_count += 1
         self._limits.tree_limits.check_submodules(path, self.submodule_count)
 
     def check_time(self) -> None:
-        """Raise EvaluationError if no further fetch may begin."""
+        """Raise EvaluationFailure if no further fetch may begin."""
         if self._limits.clock.seconds() > self._deadline:
             raise self._limits.make_timeout_failure("the fetches of submodules")
 
@@ -305,7 +305,7 @@ async def fetch_within_byte_budget(
     that turns into one of plain files when git asks again sends many files; their sum is measured
     again and again.
 
-    Raises: EvaluationError, of `fetch` or for too many bytes.
+    Raises: EvaluationFailure, of `fetch` or for too many bytes.
     """
     before, _ = await threads.run_in_thread(_measure, repository)
     limit = budget.remaining_bytes

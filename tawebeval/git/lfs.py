@@ -91,7 +91,7 @@ class _Batch(msgspec.Struct):
 def find_lfs_pointers(tree: Path) -> tuple[Sequence[LfsPointer], int]:
     """Return the pointers in a tree, and the bytes of all its files. Blocks.
 
-    Raises: EvaluationError for a malformed one, and for two sizes of one content.
+    Raises: EvaluationFailure for a malformed one, and for two sizes of one content.
     """
     pointers: list[LfsPointer] = []
     size = 0
@@ -138,7 +138,7 @@ def replace_lfs_pointers(tree: Path, objects: Path, size: int) -> str | None:
 
     `size`: bytes of the tree with these files. Without all of them, each with the size in its
     pointer, or with another sum, the function returns the path of a pointer and replaces none.
-    Raises: EvaluationError, OSError.
+    Raises: EvaluationFailure, OSError.
     """
     pointers, found = find_lfs_pointers(tree)
     is_whole = measure_with_lfs_objects(found, pointers) == size
@@ -225,7 +225,7 @@ class LfsClient:
         """Download the contents of pointers, of the repository at `url`, into `directory`.
 
         The files are named by their OIDs; one appears whole or not at all. `credential`: for the
-        server of the repository alone. Raises: EvaluationError.
+        server of the repository alone. Raises: EvaluationFailure.
         """
         base = url.rstrip("/")
         endpoint = f"{base if base.endswith('.git') else base + '.git'}/info/lfs/objects/batch"
@@ -362,7 +362,7 @@ def _choose_action(pointer: LfsPointer, found: Mapping[str, _Object]) -> _Action
 
 @contextmanager
 def _name_path(pointer: LfsPointer) -> Iterator[None]:
-    """Raise EvaluationError, with the path of the pointer, if a request fails."""
+    """Raise EvaluationFailure, with the path of the pointer, if a request fails."""
     words = f"{pointer.path!r} is stored in Git LFS, and cannot be fetched"
     members = {"path": pointer.path}
     try:

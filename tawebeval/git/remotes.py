@@ -131,7 +131,7 @@ class Credential:
     def make_login(self, target: ServerAddress, addresses: Sequence[IPAddress]) -> Login | None:
         """Return the login for the server at `addresses`, None for a key.
 
-        Raises: EvaluationError if the password would cross the internet unencrypted.
+        Raises: EvaluationFailure if the password would cross the internet unencrypted.
         """
         if self.key_file:
             return None
@@ -283,14 +283,14 @@ class RemoteResolver:
     def check_url(self, url: str) -> bool:
         """Check a URL without a look-up; return whether it leads over a network.
 
-        Raises: EvaluationError.
+        Raises: EvaluationFailure.
         """
         return self._target(url) is not None
 
     def resolve_submodule(self, url: str, parent: str) -> str:
         """Return the URL of a submodule of the repository at `parent`, for `check_url`.
 
-        Raises: EvaluationError.
+        Raises: EvaluationFailure.
         """
         try:
             found = resolve_submodule_url(url, parent)
@@ -302,7 +302,7 @@ class RemoteResolver:
     def check_web_url(self, url: str) -> ServerAddress:
         """Return the server of a URL over http or https, as far as these are allowed.
 
-        Raises: EvaluationError.
+        Raises: EvaluationFailure.
         """
         allowed = [each for each in self._protocols if each in ("https", "http")]
         try:
@@ -317,7 +317,7 @@ class RemoteResolver:
     async def find_addresses(
         self, target: ServerAddress, timeout: float = LOOKUP_TIMEOUT
     ) -> Sequence[IPAddress]:
-        """Return the permitted addresses of a server. Raises: EvaluationError."""
+        """Return the permitted addresses of a server. Raises: EvaluationFailure."""
         try:
             return await self._addresses.find_addresses(target, timeout)
         except (ForbiddenHost, UnknownHost) as error:
@@ -330,7 +330,7 @@ class RemoteResolver:
     ) -> tuple[ResolvedGitRemote, Login | None]:
         """Return the route to a repository, and the login for its server, None without one.
 
-        `timeout`: seconds for the look-up of the host. Raises: EvaluationError.
+        `timeout`: seconds for the look-up of the host. Raises: EvaluationFailure.
         """
         target = self._target(url)
         if target is None:
@@ -349,8 +349,8 @@ class RemoteResolver:
     def check_local_repository(self, path: str) -> None:
         """Check the path of a repository of this machine. Blocks.
 
-        Raises: EvaluationError for the daemon's own directories, what is in them or contains them,
-        and for an unreadable path, with which git's sandbox would not start.
+        Raises: EvaluationFailure for the daemon's own directories, what is in them or contains
+        them, and for an unreadable path, with which git's sandbox would not start.
         """
         names = (path, f"{path}.git")
         for name in names:

@@ -181,7 +181,7 @@ class BareRepository:
     async def check_out_commit(self, commit: Commit, tree: Path, index: Path) -> None:
         """Check a marked commit out into the directory `tree`; `index` is one for git's index.
 
-        Raises: EvaluationError.
+        Raises: EvaluationFailure.
         """
         await self._read_tree(commit, tree, index)
         pointer = await self._threads.run_in_thread(
@@ -219,7 +219,7 @@ class BareRepository:
         """Fetch a commit, mark it and return it; without a network if git has it already.
 
         `budget`: None for a new one. The timeout of the limits includes the wait for another fetch.
-        Raises: EvaluationError.
+        Raises: EvaluationFailure.
         """
         return await self._limits.finish_in_time(
             self._fetch(repository, oid, credential, budget or FetchBudget(self._limits)),
@@ -263,7 +263,7 @@ class BareRepository:
     async def _inspect_commit(self, oid: str) -> Commit | None:
         """Return the commit if git has it, marked or not.
 
-        Raises: EvaluationError if its tree is over the limits, or it is another object.
+        Raises: EvaluationFailure if its tree is over the limits, or it is another object.
         """
         inspection = CommitInspectionParser(self._limits.tree_limits)
         log, ls_tree = build_commit_inspection_commands(oid)
@@ -278,7 +278,7 @@ class BareRepository:
         """Fetch the files in Git LFS; return the commit with the bytes of its checkout.
 
         `.gitattributes` may also let git write other bytes than committed (gitattributes(5)).
-        Raises: EvaluationError.
+        Raises: EvaluationFailure.
         """
         pointers, size = await self._inspect_checkout(commit)
         commit = attrs.evolve(commit, size=size)
@@ -299,7 +299,7 @@ class BareRepository:
         return attrs.evolve(commit, size=size)
 
     async def _inspect_checkout(self, commit: Commit) -> tuple[Sequence[LfsPointer], int]:
-        """Return the pointers and the bytes of a checkout. Raises: EvaluationError.
+        """Return the pointers and the bytes of a checkout. Raises: EvaluationFailure.
 
         An encoding makes a file up to four times as large, and line ends of Windows twice: so the
         checkout is measured while git writes it.
@@ -402,7 +402,7 @@ def _fetch_arguments(
 def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) -> Commit | None:
     """Return the commit, None without one.
 
-    Raises EvaluationError if its tree was not listed, or `oid` names another object.
+    Raises EvaluationFailure if its tree was not listed, or `oid` names another object.
     """
     if inspection.is_other_object():
         raise EvaluationFailure(
@@ -447,7 +447,7 @@ class GitServers:
     ) -> str:
         """Return the OID of the newest commit of the repository's branch.
 
-        The same limits hold as for a fetch. Raises: EvaluationError.
+        The same limits hold as for a fetch. Raises: EvaluationFailure.
         """
         branch = repository.branch
         words = f"the question for the branch {branch!r} of the repository"
@@ -462,7 +462,7 @@ class GitServers:
     async def find_branch(
         self, repository: Repository, credential: Credential | None
     ) -> str | None:
-        """Return the OID of the branch, None without one. Raises: EvaluationError."""
+        """Return the OID of the branch, None without one. Raises: EvaluationFailure."""
         ref = f"refs/heads/{repository.branch}"
         route, login = await self.find_route(repository.url, credential)
         result = await self._list_refs(route, login, ref)
@@ -501,7 +501,7 @@ class GitServers:
     async def find_route(
         self, url: str, credential: Credential | None
     ) -> tuple[ResolvedGitRemote, Login | None]:
-        """Return the route to the repository, and the login. Raises: EvaluationError."""
+        """Return the route to the repository, and the login. Raises: EvaluationFailure."""
         # Before the timeout of the fetch: a silent name server is not the repository's fault.
         lookup = min(LOOKUP_TIMEOUT, self._limits.timeout / 2)
         route, login = await self._remotes.resolve_remote(url, credential, lookup)
@@ -530,8 +530,8 @@ def build_submodule_list_command(oid: str) -> Sequence[str]:
 def add_submodule_urls(commit: Commit, printed: str) -> Commit:
     """Return the commit, with the URLs of its submodules in the settings of `.gitmodules`.
 
-    `printed` has U+FFFD for bytes that are not UTF-8. Raises: EvaluationError, also if the list is
-    over 60 KiB.
+    `printed` has U+FFFD for bytes that are not UTF-8. Raises: EvaluationFailure, also if the list
+    is over 60 KiB.
     """
     if len(printed.encode()) > _MAX_BYTES:
         raise EvaluationFailure(

@@ -176,7 +176,7 @@ class Workspace:
         self.root.rename(upload)
 
     def locate_working_directory(self, directory: str, checkout: Path) -> Path:
-        """Return the path in the tree of `directory`, the form's field. Raises: EvaluationError.
+        """Return the path in the tree of `directory`, the form's field. Raises: EvaluationFailure.
 
         Symbolic links are resolved in `checkout`, and may not lead out of it.
         """
