@@ -59,13 +59,13 @@ import attrs
 import msgspec
 
 from tawebeval.core.events import (
-    BLANK_LINE,
     LINE_TERMINATOR,
     EventBatch,
     encode_data_event,
     encode_error_event,
     encode_file_event,
     encode_text_events,
+    has_blank_line,
 )
 from tawebeval.core.form import decode_extended_filename, get_base_name
 from tawebeval.core.results import MAX_RESULT_BYTES, MIN_RESULT_BYTES, TYPE_KEY_JSON, ResultSummary
@@ -562,7 +562,7 @@ class SegiParser:
         cut = end if begin else _find_last_line(data, at, end)
         block = data[at:cut]
         may_have_blank_lines = len(block) <= _SHORT
-        if not may_have_blank_lines and BLANK_LINE.search(block):
+        if not may_have_blank_lines and has_blank_line(block):
             begin, end = b"", at + _SHORT
             cut = _find_last_line(data, at, end)
             block, may_have_blank_lines = data[at:cut], True

@@ -114,7 +114,7 @@ class Share:
         self.take(amount, caller)
 
     def take(self, amount: int, caller: str) -> None:
-        """Count an amount for a caller, whether there is room or not."""
+        """Count an amount for a caller, whether there is room or not; below 0, count it no more."""
         was_used_up = self.is_part_used_up(caller)
         self.used += amount
         self.used_by_caller[caller] += amount

@@ -159,17 +159,6 @@ class AppendTests(SynchronousTestCase):
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
         self.assertLess(len(ring.batches), 10)
 
-    def test_large_batches_are_cut_between_events(self) -> None:
-        ring = filled(1, 1)
-        large = encode_text_events(b"x" * 160_000)
-        ring.append_batch(large + numbers(3, 10_000), 0)
-        self.assertEqual(ring.batches[1], large)
-        self.assertEqual(len(ring.batches), 5)
-        for batch in ring.batches[2:]:
-            self.assertLessEqual(len(batch.lines), 128 * 1024)
-            self.assertEqual(batch.count, batch.lines.count(b"\n"))
-        self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 10_000))
-
 
 class ReadTests(SynchronousTestCase):
     def test_as_many_events_as_fit_to_the_byte_wherever_the_batches_are_cut(self) -> None:
@@ -178,6 +167,18 @@ class ReadTests(SynchronousTestCase):
                 ring = filled(*counts)
                 self.assertEqual(ring.read_events(0, limit), numbers(0, min(limit // LINE, 6)))
                 self.assertEqual(ring.read_events(2, limit), numbers(2, min(limit // LINE, 4)))
+
+    def test_large_batch_is_cut_where_a_page_ends_unless_a_part_were_small(self) -> None:
+        page = 300 * LINE  # some 9 KiB
+        for first, end in ((0, 1000), (200, 1000), (0, 310)):
+            ring = filled(end)
+            self.assertEqual(ring.read_events(first, page), numbers(first, 300))
+            if end == 1000:
+                counts = [first + 300, 700 - first]
+                self.assertEqual([batch.count for batch in ring.batches], counts)
+            else:
+                self.assertEqual(ring.batches, [numbers(0, end)])
+            self.assertEqual(ring.read_events(first, PLENTY), numbers(first, end - first))
 
     def test_first_event_of_a_page_may_exceed_the_limit(self) -> None:
         for limit in (0, 1, LINE - 1):

@@ -21,6 +21,7 @@ from tawebeval.core.events import (
     encode_server_sent_events,
     encode_text_events,
     encode_websocket_messages,
+    has_blank_line,
     split_batch,
 )
 from tawebeval.core.segi import PrintedFile
@@ -71,6 +72,14 @@ class TextTests(SynchronousTestCase):
     def test_text_with_every_rare_stand_in_is_exact(self) -> None:
         everything = "\x7f" + "".join(map(chr, (*range(0xFDD0, 0xFDF0), *range(0x10000, 0x11000))))
         self.check(f"a\n{everything}\n\nb".encode(), ["a", "\n", everything, "\n", "\n", "b"])
+
+    def test_blank_line_is_found_wherever_it_stands_among_long_and_short_lines(self) -> None:
+        for size in (1, 100, 5000):
+            lines = [b"a" * size] * 20
+            self.assertFalse(has_blank_line(b"\n".join(lines)))
+            for place in range(1, 20):
+                blank = [*lines[:place], b"", *lines[place:]]
+                self.assertTrue(has_blank_line(b"\n".join(blank)))
 
     @given(st.one_of(texts, st.binary(max_size=30)))
     def test_any_bytes_at_all_are_encoded_by_the_same_rule_counted_right(
