@@ -339,8 +339,13 @@ class SubmissionStore:
         identifier, workspace = evaluation.details.identifier, evaluation.workspace
         if self._kept[evaluation.details.caller].pop(identifier, None) is not None:
             evaluation.details.has_kept_submission = False
-            self.discard_upload(workspace.submission_directory, 0, "")
-            self.discard_upload(workspace.request_file, 0, "")
+            attempt = self._context.cleanup_queue.attempt_call(
+                "removal of a kept submission",
+                remove_tree,
+                workspace.submission_directory,
+                workspace.request_file,
+            )
+            run_in_background(attempt, log, "a kept submission could not be removed")
             self._give_back(evaluation)
 
     def discard_upload(self, directory: Path, size: int, caller: str) -> None:

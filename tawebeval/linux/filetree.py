@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import stat
 import subprocess
 from collections.abc import Collection, Iterator
@@ -211,10 +210,7 @@ def remove_tree(*paths: Path) -> None:
     """Remove directories with their content, and files, if they exist. Raises: OSError."""
     for path in paths:
         with suppress(OSError):
-            if path.is_symlink() or not path.is_dir():
-                path.unlink()
-            elif _has_few_entries(path):  # rm(1) takes milliseconds to start
-                shutil.rmtree(path)
+            _remove_if_small(os.fspath(path), None, _FEW_ENTRIES)  # rm(1) takes milliseconds
     left = [path for path in paths if os.path.lexists(path)]
     if not left:
         return
@@ -227,20 +223,30 @@ def remove_tree(*paths: Path) -> None:
             raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(path))
 
 
-def _has_few_entries(directory: Path) -> bool:
-    """Return whether a directory has so few entries that this process may remove them.
+def _remove_if_small(name: str, parent: int | None, most: int) -> int:
+    """Remove a file, or a directory with less than `most` entries below it, and follow no link.
 
-    They get the permission for that: an overlay leaves a directory without any.
+    Return how many more entries might be removed. Raises: OSError; then a part may be left.
     """
-    left, pending = _FEW_ENTRIES, [os.fspath(directory)]
-    while pending and left:
-        os.chmod(pending[-1], stat.S_IRWXU)
-        with os.scandir(pending.pop()) as entries:
-            for entry in islice(entries, left):
-                left -= 1
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-    return left > 0
+    try:
+        os.rmdir(name, dir_fd=parent)  # most are empty
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        os.unlink(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        directory = open_directory(name, parent)
+        try:
+            with os.scandir(directory) as entries:
+                names = [entry.name for entry in islice(entries, most)]
+            for each in names:
+                most = _remove_if_small(each, directory, most - 1)
+        finally:
+            os.close(directory)
+        os.rmdir(name, dir_fd=parent)
+    return most
 
 
 def run_and_read_stderr_line(*command: str | Path, descriptors: Collection[int] = ()) -> str:

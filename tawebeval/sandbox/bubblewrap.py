@@ -37,9 +37,10 @@ import signal
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from glob import glob
 from pathlib import Path
+from time import monotonic
 
 import attrs
 from twisted.logger import Logger
@@ -249,6 +250,18 @@ class SystemView:
     directory_names: Sequence[str] = ()
 
 
+@lru_cache(maxsize=1)
+def _make_machine_view(sandbox_files_directory: Path, has_network: bool, second: int) -> SystemView:
+    """Return the view of the machine's own system in a second of the clock. Blocks.
+
+    It is made anew in each second: the operator may have installed a language.
+    """
+    options = [*build_system_options(sandbox_files_directory), *build_language_options()]
+    if has_network:
+        options += build_network_options()
+    return SystemView(options, sandbox_files_directory / "init", _INIT)
+
+
 def locate_in_root(root: Path, path: str) -> Path:
     """Return the machine's path for `path` in a root, with the root's links followed in it.
 
@@ -451,11 +464,7 @@ class BubblewrapSandbox:
         """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
         accounts = self.sandbox_files_directory
         if environment is None:
-            # Anew for each run: the operator may have installed a language.
-            options = [*build_system_options(accounts), *build_language_options()]
-            if self.has_network:
-                options += build_network_options()
-            return SystemView(options, accounts / "init", _INIT)
+            return _make_machine_view(accounts, self.has_network, int(monotonic()))
         root, readable = environment.root, self.readable_paths
         return _make_root_view(root, accounts, readable, network=self.has_network)
 
