@@ -9,15 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 import click
 
 from tawebeval.cli.output import OutputError, Screen, should_use_colour
-from tawebeval.client import Client, ClientError, Refused, Unavailable
+from tawebeval.client import ClientError, Refused, Unavailable
 from tawebeval.client.http import is_loopback
 from tawebeval.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tawebeval.client import Client
 
 GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED, UNREAD = 130, 141
@@ -74,6 +77,8 @@ class ServerAccess:
 
     def make_client(self, screen: Screen) -> Client:
         """Return a client that shows its retries on `screen`; warn of a token in clear text."""
+        from tawebeval.client import Client  # late: help and `try` do without httpx
+
         if self.token and self.url.startswith("http:") and not is_loopback(self.url):
             screen.show_message(
                 f"warning: {self.url} gets the token in clear text; try"

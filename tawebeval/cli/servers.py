@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from http.client import UNAUTHORIZED
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,7 @@ def login(url: str) -> None:
         try:
             next(iter(context.client.evaluations()), None)
         except Forbidden as error:  # a token may be valid and not permit a list
-            if error.status == UNAUTHORIZED:
+            if error.status == HTTPStatus.UNAUTHORIZED:
                 raise
         path = locate_server_file(os.environ)
         with edit_stored_servers(path) as stored:

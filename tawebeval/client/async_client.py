@@ -5,24 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import attrs
 import httpx
 
 from tawebeval.client import operations
-from tawebeval.client.http import FailureKind, FormBody, HttpRequest, RequestFailure
-from tawebeval.client.operations import (
-    ClientSettings,
-    Operation,
-    Pause,
-    RequestResult,
-    Stream,
-    StreamItems,
-    copy_documentation,
-)
+from tawebeval.client.http import FailureKind, FormBody, HttpRequest, RequestFailure, Response
+from tawebeval.client.operations import ClientSettings
 from tawebeval.client.sync_client import (
     CONNECTION_POOL_SETTINGS,
     HTTPX_PROXY_ERRORS,
@@ -31,55 +22,6 @@ from tawebeval.client.sync_client import (
     classify_error,
     make_ssl_context,
 )
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _wait(
-    operation: Callable[Concatenate[ClientSettings, P], Operation[T]],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Return the method that does all steps of an operation."""
-
-    async def run(client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = operation(client, *args, **kwargs)
-        outcome: RequestResult | None = None
-        while True:
-            try:
-                step = steps.send(outcome)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            outcome = await client.execute_step(step)
-
-    copy_documentation(run, operation)
-    return run
-
-
-def _iterate(
-    stream: Callable[Concatenate[ClientSettings, P], Stream[T]],
-) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """Return the method that does the steps of a stream, and yields its items."""
-
-    async def iterate(
-        client: AsyncClient, /, *args: P.args, **kwargs: P.kwargs
-    ) -> AsyncIterator[T]:
-        steps = stream(client, *args, **kwargs)
-        outcome: RequestResult | None = None
-        while True:
-            try:
-                step = steps.send(outcome)
-            except StopIteration:
-                return
-            if isinstance(step, StreamItems):
-                for item in step.items:
-                    yield item
-                outcome = None
-            else:
-                outcome = await client.execute_step(step)
-
-    copy_documentation(iterate, stream)
-    return iterate
 
 
 @attrs.define(eq=False, slots=False)
@@ -111,60 +53,56 @@ class AsyncClient(ClientSettings):
         if pool is not None and self._owner == _get_owner():
             await pool.aclose()
 
-    evaluate = _wait(operations.evaluate)
-    evaluate_problem = _wait(operations.evaluate_problem)
-    rerun = _wait(operations.rerun)
-    events = _iterate(operations.events)
-    pages = _iterate(operations.pages)
-    status = _wait(operations.status)
-    submission = _wait(operations.submission)
-    make_link = _wait(operations.make_link)
-    revoke_links = _wait(operations.revoke_links)
-    cancel = _wait(operations.cancel)
-    environments = _wait(operations.environments)
-    evaluations = _iterate(operations.evaluations)
-    problems = _iterate(operations.problems)
-    problem = _wait(operations.problem)
+    evaluate = operations.evaluate
+    evaluate_problem = operations.evaluate_problem
+    rerun = operations.rerun
+    events = operations.events
+    pages = operations.pages
+    status = operations.status
+    submission = operations.submission
+    make_link = operations.make_link
+    revoke_links = operations.revoke_links
+    cancel = operations.cancel
+    environments = operations.environments
+    evaluations = operations.evaluations
+    problems = operations.problems
+    problem = operations.problem
 
-    async def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
-        """Do a step of an operation. Raises OSError for a file that cannot be read."""
-        if isinstance(step, Pause):
-            await asyncio.sleep(step.seconds)
-            return None
-        with ExitStack() as opened:
-            headers, content, length = dict(step.headers), None, 0
-            if step.form is not None:
-                body = await asyncio.to_thread(step.form.open_body, opened)
-                length = body.length
-                headers["Content-Length"] = str(length)
-                content = _read_pieces(body)
-            return await self._exchange(step, headers, content, step.get_timeout(length))
+    async def pause(self, seconds: float) -> None:
+        """Return after so many seconds."""
+        await asyncio.sleep(seconds)
 
-    async def _exchange(
-        self,
-        send: HttpRequest,
-        headers: dict[str, str],
-        content: AsyncIterator[bytes] | None,
-        timeout: float,
-    ) -> RequestResult:
+    async def exchange(self, request: HttpRequest) -> Response | RequestFailure:
+        """Send a request once. Raises OSError for a file that cannot be read."""
         try:
             pool = self._get_pool()
         except HTTPX_PROXY_ERRORS as error:
             return RequestFailure(FailureKind.INVALID_PROXY, str(error))
-        limits = httpx.Timeout(timeout, connect=send.connect_timeout)
-        try:
-            async with (
-                asyncio.timeout(timeout),
-                pool.stream(
-                    send.method, send.url, headers=headers, content=content, timeout=limits
-                ) as response,
-            ):
-                body = BodyCollector(response)
-                async for piece in response.aiter_bytes():
-                    body.add(piece)
-                return body.make_response()
-        except (*HTTPX_REQUEST_ERRORS, TimeoutError) as error:
-            return classify_error(error, send, timeout)
+        headers, content, timeout = dict(request.headers), None, request.timeout
+        with ExitStack() as opened:
+            if request.form is not None:
+                form = await asyncio.to_thread(request.form.open_body, opened)
+                timeout = request.get_timeout(form.length)
+                headers["Content-Length"] = str(form.length)
+                content = _read_pieces(form)
+            limits = httpx.Timeout(timeout, connect=request.connect_timeout)
+            try:
+                async with (
+                    asyncio.timeout(timeout),
+                    pool.stream(
+                        request.method,
+                        request.url,
+                        headers=headers,
+                        content=content,
+                        timeout=limits,
+                    ) as response,
+                ):
+                    body = BodyCollector(response)
+                    async for piece in response.aiter_bytes():
+                        body.add(piece)
+                    return body.make_response()
+            except (*HTTPX_REQUEST_ERRORS, TimeoutError) as error:
+                return classify_error(error, request, timeout)
 
     def _get_pool(self) -> httpx.AsyncClient:
         if self._pool is None or self._owner != _get_owner():

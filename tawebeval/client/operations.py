@@ -1,24 +1,22 @@
-"""The operations of the API as generators, which say what to do and take what has come of it.
+"""The operations of the API as coroutines, and as asynchronous generators where they yield items.
 
-An operation yields an `HttpRequest` and gets a `Response` or a `RequestFailure`, or yields a
-`Pause` and gets None; its result is that of the operation. A stream also yields `StreamItems`,
-whose items its caller has to take before the next step. The modules `sync_client` and
-`async_client` do the steps.
+They send requests and pause by the methods `exchange` and `pause` of their client, and await
+nothing else. Those of `AsyncClient` suspend, those of `Client` block: its operations never suspend.
 
 Every request of the API can be repeated: a form by its `Idempotency-Key`, all others by themselves.
 """
 
 from __future__ import annotations
 
-import inspect
 import random
 import re
 import time
-from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence
 from datetime import datetime
-from functools import partial, update_wrapper
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import uuid4
 
@@ -76,7 +74,7 @@ def _check_token(client: ClientSettings, _: object, token: str | None) -> None:
 
 
 @attrs.define(eq=False, slots=False)
-class ClientSettings:
+class ClientSettings(ABC):
     """The server that a client sends its requests to, and how the client repeats them.
 
     - `server`: its URL, http or https. Raises ValueError for any other.
@@ -109,6 +107,14 @@ class ClientSettings:
     server_has_answered: bool = attrs.field(default=False, init=False, repr=False)
     """Whether the server has sent any response."""
 
+    @abstractmethod
+    async def exchange(self, request: HttpRequest) -> Response | RequestFailure:
+        """Send a request once. Raises OSError for a file that cannot be read."""
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Return after so many seconds."""
+
 
 LONGEST_WAIT = 25
 """Seconds for which the server may hold a request for events."""
@@ -122,39 +128,6 @@ _LIST_RESTARTS = 5  # times that a list begins again
 
 Document: TypeAlias = dict[str, Any]
 T = TypeVar("T")
-
-
-@attrs.frozen
-class Pause:
-    """A pause of so many seconds."""
-
-    seconds: float
-
-
-@attrs.frozen
-class StreamItems(Generic[T]):
-    """Items of a stream for its caller."""
-
-    items: Sequence[T]
-
-
-RequestResult: TypeAlias = Response | RequestFailure
-Operation: TypeAlias = Generator[HttpRequest | Pause, RequestResult | None, T]
-Stream: TypeAlias = Generator[HttpRequest | Pause | StreamItems[T], RequestResult | None, None]
-
-
-def copy_documentation(method: Callable[..., object], operation: Callable[..., object]) -> None:
-    """Give a method the name, description and parameters of the operation that it does."""
-    update_wrapper(method, operation)
-    signature = inspect.signature(operation)
-    client, *parameters = signature.parameters.values()
-    result = str(signature.return_annotation)
-    if result.startswith("Operation["):
-        result = result.removeprefix("Operation[").removesuffix("]")
-    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[client.replace(name="self", annotation=client.empty), *parameters],
-        return_annotation=result.replace("Stream[", "Iterator["),
-    )
 
 
 def _make_request(
@@ -174,13 +147,13 @@ def _make_request(
     return HttpRequest(method, client.server + path, sent, form, timeout)
 
 
-def _send_request(
+async def _send_request(
     client: ClientSettings,
     request: HttpRequest,
     parse: Callable[[Response], Parsed],
     *,
     follows_events: bool = False,
-) -> Operation[Parsed]:
+) -> Parsed:
     """Send a request until `parse` accepts a response, and return its result.
 
     `parse` raises ValueError for a body that is not one of this API. With `follows_events` the
@@ -193,8 +166,7 @@ def _send_request(
     made = 0
     while True:
         asked = 0.0
-        outcome = yield request
-        assert outcome is not None
+        outcome = await client.exchange(request)
         if isinstance(outcome, Response):
             client.server_has_answered = True
             meaning = classify_http_status(outcome.status)
@@ -227,7 +199,7 @@ def _send_request(
             later = f"; the server asks to retry after {asked:.0f} seconds" if asked else ""
             raise Unavailable(f"{why}{later}", refused)
         client.on_retry(why, pause)
-        yield Pause(pause)
+        await client.pause(pause)
 
 
 def _get_retry_after(client: ClientSettings, response: Response) -> float:
@@ -236,7 +208,7 @@ def _get_retry_after(client: ClientSettings, response: Response) -> float:
     return parse_retry_after(header, client.get_time())
 
 
-def evaluate(
+async def evaluate(
     client: ClientSettings,
     submission: Mapping[str, Content],
     *,
@@ -252,7 +224,7 @@ def evaluate(
     limits: Mapping[str, str | float] = MappingProxyType({}),
     metadata: Mapping[str, str] = MappingProxyType({}),
     key: str | None = None,
-) -> Operation[str]:
+) -> str:
     """Begin an evaluation and return its identifier.
 
     `submission` maps each field to its content: text or bytes, which become the file
@@ -278,10 +250,10 @@ def evaluate(
         **_fields_of("limits", limits),
         **_fields_of("metadata", metadata),
     }
-    return _begin(client, "/evaluate", submission, fields, key)
+    return await _begin(client, "/evaluate", submission, fields, key)
 
 
-def evaluate_problem(
+async def evaluate_problem(
     client: ClientSettings,
     problem: str,
     submission: Mapping[str, Content],
@@ -289,25 +261,25 @@ def evaluate_problem(
     callback_url: str | None = None,
     metadata: Mapping[str, str] = MappingProxyType({}),
     key: str | None = None,
-) -> Operation[str]:
+) -> str:
     """Begin an evaluation for a problem of the server, as `evaluate` does otherwise.
 
     Raises InvalidRequest also for an unknown problem.
     """
     fields = {"callback_url": callback_url, **_fields_of("metadata", metadata)}
     begin = _begin(client, f"{_path_of_problem(problem)}/evaluate", submission, fields, key)
-    return _name_unknown_problem(begin)
+    return await _name_unknown_problem(begin)
 
 
-def _name_unknown_problem(operation: Operation[T]) -> Operation[T]:
+async def _name_unknown_problem(operation: Awaitable[T]) -> T:
     """Return the result of an operation on a problem. Raises InvalidRequest for an unknown one."""
     try:
-        return (yield from operation)
+        return await operation
     except UnknownEvaluation as error:
         raise InvalidRequest(error.status, str(error), error.members) from None
 
 
-def rerun(
+async def rerun(
     client: ClientSettings,
     identifier: str,
     *,
@@ -317,7 +289,7 @@ def rerun(
     limits: Mapping[str, str | float] = MappingProxyType({}),
     metadata: Mapping[str, str] = MappingProxyType({}),
     key: str | None = None,
-) -> Operation[str]:
+) -> str:
     """Begin an evaluation as an ended one, with its files, commit, seed, limits and labels.
 
     The arguments replace these. Returns the new identifier. Raises UnknownEvaluation,
@@ -330,36 +302,36 @@ def rerun(
         **_fields_of("limits", limits),
         **_fields_of("metadata", metadata),
     }
-    return _begin(client, f"{_path_of(identifier)}/rerun", {}, fields, key)
+    return await _begin(client, f"{_path_of(identifier)}/rerun", {}, fields, key)
 
 
-def _begin(
+async def _begin(
     client: ClientSettings,
     path: str,
     submission: Mapping[str, Content],
     fields: Mapping[str, str | float | None],
     key: str | None,
-) -> Operation[str]:
+) -> str:
     """Send a form without the fields that are None, and return the identifier."""
     given = {name: str(value) for name, value in fields.items() if value is not None}
     headers = {"Idempotency-Key": key or uuid4().hex}
     request = _make_request(client, "POST", path, headers, SubmissionForm(given, submission))
-    return _send_request(client, request, _identifier)
+    return await _send_request(client, request, _identifier)
 
 
-def events(
+async def events(
     client: ClientSettings, identifier: str, after: str | None = None, *, times: bool = False
-) -> Stream[Event]:
+) -> AsyncGenerator[Event, None]:
     """Yield the events of an evaluation as they come, each once and in order.
 
     For `after`, `times` and the exceptions see `pages`.
     """
-    return _follow(
-        client, identifier, after, None, times, lambda: LONGEST_WAIT, lambda page: page.events
-    )
+    async for page in pages(client, identifier, after, times=times):
+        for event in page.events:
+            yield event
 
 
-def pages(
+async def pages(
     client: ClientSettings,
     identifier: str,
     after: str | None = None,
@@ -367,7 +339,7 @@ def pages(
     limit: int | None = None,
     times: bool = False,
     choose_wait: Callable[[], int] = lambda: LONGEST_WAIT,
-) -> Stream[Page]:
+) -> AsyncGenerator[Page, None]:
     """Yield the pages of an evaluation as they come, up to its end; none is empty.
 
     `after` is the `cursor` of an event or the `end` of a page; reading continues there. None
@@ -381,19 +353,6 @@ def pages(
     Raises UnknownEvaluation, Forbidden, Unavailable; EvaluationGone also for an evaluation
     that the server knew before; ValueError for an invalid cursor.
     """
-    return _follow(client, identifier, after, limit, times, choose_wait, lambda page: (page,))
-
-
-def _follow(
-    client: ClientSettings,
-    identifier: str,
-    after: str | None,
-    limit: int | None,
-    times: bool,
-    choose_wait: Callable[[], int],
-    unpack: Callable[[Page], Sequence[T]],
-) -> Stream[T]:
-    """Yield what `unpack` returns for each page of an evaluation."""
     path = _path_of(identifier) + "/events"
     after, skip = split_cursor(after)
     known = False
@@ -409,7 +368,7 @@ def _follow(
         )
         parse = partial(_page, client, after)
         try:
-            page, pause = yield from _send_request(client, request, parse, follows_events=True)
+            page, pause = await _send_request(client, request, parse, follows_events=True)
         except UnknownEvaluation as error:
             if not known:
                 raise
@@ -420,9 +379,9 @@ def _follow(
         rest = page.events[skip:]
         skip -= len(page.events) - len(rest)
         if rest:
-            yield StreamItems(unpack(attrs.evolve(page, events=rest)))
+            yield attrs.evolve(page, events=rest)
         elif pause or client.get_time() - begun < _POLL:  # a held page may be empty at once
-            yield Pause(pause or _POLL)
+            await client.pause(pause or _POLL)
         after = page.end
 
 
@@ -434,51 +393,52 @@ def _page(client: ClientSettings, after: str | None, response: Response) -> tupl
     return page, _get_retry_after(client, response) or _POLL
 
 
-def status(client: ClientSettings, identifier: str) -> Operation[Document]:
+async def status(client: ClientSettings, identifier: str) -> Document:
     """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
-    return _send_request(
+    return await _send_request(
         client, _make_request(client, "GET", _path_of(identifier)), partial(_document, _Status)
     )
 
 
-def submission(client: ClientSettings, identifier: str) -> Operation[list[Document]]:
+async def submission(client: ClientSettings, identifier: str) -> list[Document]:
     """Return the submitted files: `field`, `filename`, `size`, and `text` or `base64`.
 
     The content of files is absent if there is too much. Raises EvaluationGone also if only the
     files are discarded.
     """
     request = _make_request(client, "GET", f"{_path_of(identifier)}/submission")
-    return _send_request(client, request, partial(_documents, "files", _File))
+    return await _send_request(client, request, partial(_documents, "files", _File))
 
 
-def make_link(
+async def make_link(
     client: ClientSettings, identifier: str, *, lifetime: int | None = None
-) -> Operation[Document]:
+) -> Document:
     """Make a link that only reads this evaluation; return the `link` and when it `expires`.
 
     A link takes the place of a token. `lifetime` is in seconds; None leaves it to the server.
     """
     path = f"{_path_of(identifier)}/links{_query(lifetime=lifetime)}"
-    return _send_request(client, _make_request(client, "POST", path), partial(_document, _Link))
-
-
-def revoke_links(client: ClientSettings, identifier: str) -> Operation[None]:
-    """Revoke all links of an evaluation, and end the requests that use them."""
-    return _send_request(
-        client, _make_request(client, "DELETE", f"{_path_of(identifier)}/links"), _check_deleted
+    return await _send_request(
+        client, _make_request(client, "POST", path), partial(_document, _Link)
     )
 
 
-def cancel(client: ClientSettings, identifier: str) -> Operation[None]:
+async def revoke_links(client: ClientSettings, identifier: str) -> None:
+    """Revoke all links of an evaluation, and end the requests that use them."""
+    request = _make_request(client, "DELETE", f"{_path_of(identifier)}/links")
+    await _send_request(client, request, _check_deleted)
+
+
+async def cancel(client: ClientSettings, identifier: str) -> None:
     """Cancel an evaluation; return when none of its processes runs. May be repeated."""
     request = _make_request(client, "DELETE", _path_of(identifier), timeout=_CANCEL_TIMEOUT)
-    return _send_request(client, request, _check_deleted)
+    await _send_request(client, request, _check_deleted)
 
 
-def environments(client: ClientSettings) -> Operation[list[Document]]:
+async def environments(client: ClientSettings) -> list[Document]:
     """Return the environments of the server: name, description and digest of each."""
     request = _make_request(client, "GET", "/environments")
-    return _send_request(client, request, partial(_documents, "data", _Environment))
+    return await _send_request(client, request, partial(_documents, "data", _Environment))
 
 
 def evaluations(
@@ -490,7 +450,7 @@ def evaluations(
     until: datetime | None = None,
     problem: str | None = None,
     on_unreachable_daemons: Callable[[Sequence[str]], object] = lambda names: None,
-) -> Stream[Document]:
+) -> AsyncGenerator[Document, None]:
     """Yield the caller's evaluations that the server still has, each once, oldest first.
 
     Only those in this state, of this problem, with these labels, and accepted from `since` on,
@@ -509,25 +469,25 @@ def evaluations(
     return _list(client, "/evaluations", wanted, _Summary, "evaluation_id", on_unreachable_daemons)
 
 
-def problems(client: ClientSettings) -> Stream[Document]:
+def problems(client: ClientSettings) -> AsyncGenerator[Document, None]:
     """Yield the problems of the server that the caller may use, in the order of their names."""
     return _list(client, "/problems", {}, _ListedProblem, "name", lambda names: None)
 
 
-def problem(client: ClientSettings, name: str) -> Operation[Document]:
+async def problem(client: ClientSettings, name: str) -> Document:
     """Return a problem with its `statement`. Raises InvalidRequest for an unknown problem."""
     request = _make_request(client, "GET", _path_of_problem(name))
-    return _name_unknown_problem(_send_request(client, request, partial(_document, _Problem)))
+    return await _name_unknown_problem(_send_request(client, request, partial(_document, _Problem)))
 
 
-def _list(
+async def _list(
     client: ClientSettings,
     path: str,
     wanted: Mapping[str, str | None],
     kind: type[msgspec.Struct],
     identifier: str,
     on_unreachable_daemons: Callable[[Sequence[str]], object],
-) -> Stream[Document]:
+) -> AsyncGenerator[Document, None]:
     """Yield the entries of a list, which are of this kind; a member identifies them."""
     after: str | None = None
     cursors: set[str] = set()
@@ -536,7 +496,7 @@ def _list(
     while True:
         request = _make_request(client, "GET", path + _query(after=after, **wanted))
         try:
-            listing = yield from _send_request(client, request, partial(_listing, kind, cursors))
+            listing = await _send_request(client, request, partial(_listing, kind, cursors))
         except InvalidRequest:
             # A daemon was restarted since the last part: the list begins again.
             restarts += 1
@@ -545,10 +505,10 @@ def _list(
             after = None
             cursors.clear()
             continue
-        found = {entry[identifier]: entry for entry in listing.data}
-        new = [entry for name, entry in found.items() if name not in yielded]
-        yielded.update(found)
-        yield StreamItems(new)
+        for entry in listing.data:
+            if entry[identifier] not in yielded:
+                yielded.add(entry[identifier])
+                yield entry
         after = listing.end
         if after is None:
             if listing.away:

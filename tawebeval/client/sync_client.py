@@ -5,13 +5,15 @@ Each thread may use the same `Client`. After a fork the child gets connections o
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import ExitStack
+from functools import wraps
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlsplit
@@ -29,15 +31,7 @@ from tawebeval.client.http import (
     RequestFailure,
     Response,
 )
-from tawebeval.client.operations import (
-    ClientSettings,
-    Operation,
-    Pause,
-    RequestResult,
-    Stream,
-    StreamItems,
-    copy_documentation,
-)
+from tawebeval.client.operations import ClientSettings
 
 _FIRST_BYTES = b"H\x05"  # of an answer: HTTP/1.1, or version 5 of a SOCKS proxy
 
@@ -245,46 +239,46 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def _run(operation: Coroutine[Any, Any, T]) -> T:
+    """Return the result of an operation, which blocks and never suspends."""
+    try:
+        operation.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("an operation of a blocking client has suspended")
+
+
 def _block(
-    operation: Callable[Concatenate[ClientSettings, P], Operation[T]],
+    operation: Callable[Concatenate[ClientSettings, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """Return the method that does all steps of an operation."""
+    """Return the method that runs an operation."""
 
+    @wraps(operation)
     def run(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        steps = operation(client, *args, **kwargs)
-        outcome: RequestResult | None = None
-        while True:
-            try:
-                step = steps.send(outcome)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            outcome = client.execute_step(step)
+        return _run(operation(client, *args, **kwargs))
 
-    copy_documentation(run, operation)
     return run
 
 
 def _iterate(
-    stream: Callable[Concatenate[ClientSettings, P], Stream[T]],
+    stream: Callable[Concatenate[ClientSettings, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """Return the method that does the steps of a stream, and yields its items."""
+    """Return the method that yields the items of a stream."""
 
+    @wraps(stream)
     def iterate(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        steps = stream(client, *args, **kwargs)
-        outcome: RequestResult | None = None
-        while True:
-            try:
-                step = steps.send(outcome)
-            except StopIteration:
-                return
-            if isinstance(step, StreamItems):
-                yield from step.items
-                outcome = None
-            else:
-                outcome = client.execute_step(step)
+        items = stream(client, *args, **kwargs)
+        try:
+            while True:
+                yield _run(items.__anext__())
+        except StopAsyncIteration:
+            return
+        finally:
+            _run(items.aclose())
 
-    copy_documentation(iterate, stream)
+    signature = inspect.signature(stream).replace(return_annotation=Iterator[Any])
+    iterate.__signature__ = signature  # type: ignore[attr-defined]
     return iterate
 
 
@@ -330,43 +324,35 @@ class Client(ClientSettings):
     problems = _iterate(operations.problems)
     problem = _block(operations.problem)
 
-    def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
-        """Do a step of an operation. Raises OSError for a file that cannot be read. Blocks."""
-        if isinstance(step, Pause):
-            time.sleep(step.seconds)
-            return None
-        with ExitStack() as opened:
-            headers, content, length = dict(step.headers), None, 0
-            if step.form is not None:
-                body = step.form.open_body(opened)
-                length = body.length
-                headers["Content-Length"] = str(length)
-                content = body.iterate_pieces()
-            return self._exchange(step, headers, content, step.get_timeout(length))
+    async def pause(self, seconds: float) -> None:
+        """Return after so many seconds. Blocks."""
+        time.sleep(seconds)
 
-    def _exchange(
-        self,
-        send: HttpRequest,
-        headers: dict[str, str],
-        content: Iterator[bytes] | None,
-        timeout: float,
-    ) -> RequestResult:
+    async def exchange(self, request: HttpRequest) -> Response | RequestFailure:
+        """Send a request once. Raises OSError for a file that cannot be read. Blocks."""
         try:
             pool = self._get_pool()
         except HTTPX_PROXY_ERRORS as error:
             return RequestFailure(FailureKind.INVALID_PROXY, str(error))
-        self._thread.deadline = time.monotonic() + timeout
-        limits = httpx.Timeout(timeout, connect=send.connect_timeout)
-        try:
-            with pool.stream(
-                send.method, send.url, headers=headers, content=content, timeout=limits
-            ) as response:
-                body = BodyCollector(response)
-                for piece in response.iter_bytes():
-                    body.add(piece)
-                return body.make_response()
-        except HTTPX_REQUEST_ERRORS as error:
-            return classify_error(error, send, timeout)
+        headers, content, timeout = dict(request.headers), None, request.timeout
+        with ExitStack() as opened:
+            if request.form is not None:
+                form = request.form.open_body(opened)
+                timeout = request.get_timeout(form.length)
+                headers["Content-Length"] = str(form.length)
+                content = form.iterate_pieces()
+            self._thread.deadline = time.monotonic() + timeout
+            limits = httpx.Timeout(timeout, connect=request.connect_timeout)
+            try:
+                with pool.stream(
+                    request.method, request.url, headers=headers, content=content, timeout=limits
+                ) as response:
+                    body = BodyCollector(response)
+                    for piece in response.iter_bytes():
+                        body.add(piece)
+                    return body.make_response()
+            except HTTPX_REQUEST_ERRORS as error:
+                return classify_error(error, request, timeout)
 
     def _get_pool(self) -> httpx.Client:
         process = os.getpid()

@@ -61,7 +61,8 @@ from tawebeval.evaluations.submissions import (
 )
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
-from tawebeval.webhooks.deliveries import CallbackQueue, CallbackRecord
+from tawebeval.webhooks.deliveries import CallbackQueue
+from tawebeval.webhooks.records import CallbackRecord
 
 _RETRY_LATER = 30  # seconds, if too many events are unread
 

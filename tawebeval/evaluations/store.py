@@ -48,7 +48,7 @@ from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error
 from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.workspace import derive_log_pseudonym
-from tawebeval.webhooks.deliveries import CallbackRecord
+from tawebeval.webhooks.records import CallbackRecord
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -43,8 +43,10 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.store import EvaluationStore, LinkRow
 from tawebeval.linux.privileges import ReloadableFiles, find_secret_file, parse_text_file
-from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import Query, get_header, get_query_number
+
+if TYPE_CHECKING:  # or `tawebeval try` imports the web server
+    from tawebeval.web.server.channel import ApiRequest
 
 ANONYMOUS_TOKEN = Token(b"", ANONYMOUS_CALLER)
 

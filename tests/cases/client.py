@@ -24,7 +24,6 @@ from zope.interface import implementer
 
 from tawebeval.client import AsyncClient, Event, Text
 from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure, Response
-from tawebeval.client.operations import Pause, RequestResult
 from tawebeval.config import (
     Configuration,
     EventBufferSettings,
@@ -78,22 +77,22 @@ class MemoryClient(AsyncClient):
     reactor: Any
     agent: BreakingAgent
 
-    async def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
-        if isinstance(step, Pause):
-            await deferLater(self.reactor, step.seconds)
-            return None
+    async def pause(self, seconds: float) -> None:
+        await deferLater(self.reactor, seconds)
+
+    async def exchange(self, request: HttpRequest) -> Response | RequestFailure:
         body = b""
-        if step.form is not None:
+        if request.form is not None:
             with ExitStack() as opened:
-                body = b"".join(step.form.open_body(opened).iterate_pieces())
-        headers = Headers({name: [value] for name, value in step.headers.items()})
+                body = b"".join(request.form.open_body(opened).iterate_pieces())
+        headers = Headers({name: [value] for name, value in request.headers.items()})
         producer = WholeBody(body) if body else None
-        sending = self.agent.request(step.method.encode(), step.url.encode(), headers, producer)
-        exchange = sending.addCallback(self._read)
+        method, url = request.method.encode(), request.url.encode()
+        reading = self.agent.request(method, url, headers, producer).addCallback(self._read)
         try:
-            return await exchange.addTimeout(step.get_timeout(len(body)), self.reactor)
+            return await reading.addTimeout(request.get_timeout(len(body)), self.reactor)
         except TookTooLong:
-            return RequestFailure(FailureKind.TIMED_OUT, f"{step.timeout:.0f}")
+            return RequestFailure(FailureKind.TIMED_OUT, f"{request.timeout:.0f}")
         except ConnectionRefused:
             return RequestFailure(FailureKind.CONNECTION_REFUSED)
         except ResponseFailed:

@@ -10,12 +10,10 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from tawebeval.cli import main as command
-from tawebeval.cli import runtime
 from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import CommandContext, InterruptHandler, ServerAccess
-from tawebeval.client import Client
-from tawebeval.client.http import HttpRequest
-from tawebeval.client.operations import Pause, RequestResult
+from tawebeval.client import Client, sync_client
+from tawebeval.client.http import HttpRequest, RequestFailure, Response
 from tawebeval.core.events import EventPage
 from tawebeval.errors import RequestError
 from tawebeval.evaluations.reading import EventRequests
@@ -46,8 +44,11 @@ class LineClient(Client):
         )
         self.line, self.meanwhile = line, meanwhile
 
-    def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
-        return self.line.wait(self.line.client.execute_step(step), self.meanwhile)
+    async def pause(self, seconds: float) -> None:
+        self.line.wait(self.line.client.pause(seconds), self.meanwhile)
+
+    async def exchange(self, request: HttpRequest) -> Response | RequestFailure:
+        return self.line.wait(self.line.client.exchange(request), self.meanwhile)
 
 
 class CommandTestCase(ClientTestCase):
@@ -71,7 +72,7 @@ class CommandTestCase(ClientTestCase):
             return LineClient(self.line, lambda: self.meanwhile(), **settings)
 
         self.patch(ServerAccess, "make_client", note_server)
-        self.patch(runtime, "Client", connect)
+        self.patch(sync_client, "Client", connect)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
 

@@ -12,8 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.cli.evaluate import show_submitted_evaluation
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.client import File, Page
-from tawebeval.client.http import HttpRequest, build_refusal
-from tawebeval.client.operations import Pause, RequestResult
+from tawebeval.client.http import build_refusal
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
@@ -244,13 +243,7 @@ class TerminalTests(CommandTestCase):
         self.line.begin()
         identifier = self.line.begin()
         first, steps = self.line.child, iter(range(1000))
-        pauses: list[Pause] = []
-        execute = LineClient.execute_step
-
-        def execute_step(client: LineClient, step: HttpRequest | Pause) -> RequestResult | None:
-            if isinstance(step, Pause):
-                pauses.append(step)
-            return execute(client, step)
+        pause = Mock()
 
         def meanwhile() -> None:
             step = next(steps)
@@ -260,11 +253,11 @@ class TerminalTests(CommandTestCase):
                 self.line.child.print(b"a\n")
                 self.line.child.end()
 
-        self.patch(LineClient, "execute_step", execute_step)
+        self.patch(LineClient, "pause", pause)
         self.meanwhile = meanwhile
         shown = self.follow_on_terminal(identifier)
         self.assertIn("a\n", shown)
-        self.assertEqual(pauses, [])
+        pause.assert_not_called()
 
     def test_line_is_left_out_without_an_answer(self) -> None:
         identifier = self.printed(b"a\n")

@@ -100,7 +100,7 @@ class AsyncClientTests(SynchronousTestCase):
             client = AsyncClient("http://a", transport=transport)
 
             async def main(client: AsyncClient = client) -> Any:
-                return await client.execute_step(HttpRequest("GET", "http://a/", timeout=0.05))
+                return await client.exchange(HttpRequest("GET", "http://a/", timeout=0.05))
 
             self.assertIn(words, asyncio.run(main()).explain("it"))
 

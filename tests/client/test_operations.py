@@ -6,11 +6,13 @@ import itertools
 import random
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
+from types import coroutine
 from typing import Any
 
+import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
@@ -32,7 +34,7 @@ from tawebeval.client import (
     operations,
 )
 from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure, Response
-from tawebeval.client.operations import ClientSettings, Pause, normalize_server_url
+from tawebeval.client.operations import ClientSettings, normalize_server_url
 from tawebeval.config import Configuration, LongPollSettings, ProblemSettings
 from tawebeval.core.backoff import Backoff
 from tawebeval.core.tokens import generate_token
@@ -240,8 +242,9 @@ class OtherTests(ClientTestCase):
         self.assertRaises(UnknownEvaluation, self.line.wait, self.line.client.cancel("../health"))
 
     def test_cancelling_waits_for_minutes_until_all_that_was_printed_is_read(self) -> None:
-        request = next(operations.cancel(self.line.client, "x"))
-        assert isinstance(request, HttpRequest)
+        (request,), _ = play(
+            operations.cancel(SteppingClient("http://a"), "x"), Response(204, {}, b"")
+        )
         self.assertEqual(request.timeout, 600)
 
     def test_restart_of_the_daemon_lists_each_evaluation_once(self) -> None:
@@ -336,7 +339,7 @@ class OtherTests(ClientTestCase):
 
     def test_token_is_one_word_of_ascii(self) -> None:
         for wrong in ("sec ret", "secret\n", "sécret"):
-            error = self.assertRaises(ValueError, ClientSettings, "http://a", token=wrong)
+            error = self.assertRaises(ValueError, SteppingClient, "http://a", token=wrong)
             self.assertNotIn(wrong, str(error))
 
     def refused(self, server: str) -> str:
@@ -424,14 +427,34 @@ class BreakingLineTests(SynchronousTestCase):
         return found
 
 
+@attrs.frozen
+class Pause:
+    """A pause of so many seconds."""
+
+    seconds: float
+
+
+class SteppingClient(ClientSettings):
+    """A client that suspends an operation for each request and each pause."""
+
+    @coroutine
+    def exchange(self, request: HttpRequest) -> Iterator[Any]:
+        return (yield request)
+
+    @coroutine
+    def pause(self, seconds: float) -> Iterator[Any]:
+        yield Pause(seconds)
+
+
 def play(operation: Any, *outcomes: Any) -> tuple[list[Any], Any]:
     """Return the steps of an operation that gets these outcomes, and its result or exception."""
     coming = iter(outcomes)
     steps: list[Any] = []
     outcome = None
+    running = gathered(operation) if isinstance(operation, AsyncGenerator) else operation
     while True:
         try:
-            steps.append(operation.send(outcome))
+            steps.append(running.send(outcome))
         except StopIteration as end:
             return steps, end.value
         except ClientError as error:
@@ -455,9 +478,9 @@ class StepTests(SynchronousTestCase):
         self.told: list[str] = []
         self.client = self.make("http://a/b/", "secret")
 
-    def make(self, server: str, token: str | None = None) -> ClientSettings:
+    def make(self, server: str, token: str | None = None) -> SteppingClient:
         """Return the settings of a client that makes two attempts."""
-        return ClientSettings(
+        return SteppingClient(
             server,
             token,
             request_backoff=Backoff(2, 8, 8, 100),

@@ -19,8 +19,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import Client, ClientError, Event, Page, sync_client
 from tawebeval.client.events import split_cursor
-from tawebeval.client.http import HttpRequest
-from tawebeval.client.operations import Pause, RequestResult
 from tests.cases.client import REQUEST
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
 
@@ -138,8 +136,8 @@ ASKING: dict[str, Callable[[Any], Any]] = {
 class HastyClient(Client):
     """A client without pauses."""
 
-    def execute_step(self, step: HttpRequest | Pause) -> RequestResult | None:
-        return None if isinstance(step, Pause) else super().execute_step(step)
+    async def pause(self, seconds: float) -> None:
+        """Return at once."""
 
 
 class LyingNetwork(httpcore.NetworkBackend):
