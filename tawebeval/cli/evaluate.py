@@ -20,12 +20,10 @@ from tawebeval.cli.follow import DownloadDirectory, EvaluationReader, show_seed
 from tawebeval.cli.operator_commands import CONFIG_OPTION, USER_OPTION
 from tawebeval.cli.output import OutputError
 from tawebeval.cli.runtime import (
-    GOOD,
     CommandContext,
     ServerAccess,
-    WholeNumber,
     make_screen,
-    run_with_client,
+    open_context,
     text_option,
 )
 from tawebeval.cli.servers import add_server_options
@@ -48,9 +46,7 @@ _BARE_FIELD = "source"  # of a path without a field name
 _STDIN = ("-", "/dev/stdin")
 _TEXT_FIELD = re.compile(rf"({FIELD_NAME_PATTERN})=(.*)", re.DOTALL)
 _FILE_FIELD = re.compile(rf"({FIELD_NAME_PATTERN}):(.+)", re.DOTALL)
-_WRONG_FIELD = re.compile(r"([^/:=]+)([:=].*)", re.DOTALL)
 _OID = re.compile(r"[0-9a-fA-F]{40}")
-_SHORT_OID = re.compile(r"[0-9a-fA-F]{4,39}")
 _USER = re.compile(r"(?i)(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<user>[^/?#]*)@")
 
 
@@ -109,7 +105,7 @@ DIRECTORY_OPTION = text_option(
 SEED_OPTION = click.option(
     "--seed",
     metavar="N",
-    type=WholeNumber(0, MAX_SEED),
+    type=click.IntRange(0, MAX_SEED),
     help="Set TURINGARENA_SEED; random by default.",
 )
 
@@ -175,7 +171,7 @@ DETACH_OPTION = click.option(
 @click.option(
     "--depth",
     metavar="N",
-    type=WholeNumber(1, MAX_CLONE_DEPTH),
+    type=click.IntRange(1, MAX_CLONE_DEPTH),
     help="Fetch N commits of history; 1 by default.",
 )
 @DIRECTORY_OPTION
@@ -253,10 +249,12 @@ def evaluate(
     elif commit is None:
         raise click.UsageError("--repository needs --commit, too")
     elif not _OID.fullmatch(commit):
-        raise click.UsageError(_explain_commit(repository, commit))
+        raise click.UsageError(
+            f"--commit {commit} is not the 40 hexadecimal digits of a commit;"
+            f" `git rev-parse {shlex.quote(commit)}` in a clone of the repository prints them"
+        )
     drawn = draw_seed(os.urandom) if seed is None and problem is None else None
-
-    def work(context: CommandContext) -> int:
+    with open_context(server, screen) as context:
         if problem is not None:
             identifier = context.client.evaluate_problem(
                 problem,
@@ -274,9 +272,7 @@ def evaluate(
                 seed=drawn if seed is None else seed,
                 **others,
             )
-        return show_submitted_evaluation(context, identifier, folder, drawn, detach=detach)
-
-    run_with_client(server, screen, work)
+        show_submitted_evaluation(context, identifier, folder, drawn, detach=detach)
 
 
 def _check_problem_options(options: Mapping[str, Any]) -> None:
@@ -297,8 +293,8 @@ def show_submitted_evaluation(
     seed: int | None = None,
     *,
     detach: bool = False,
-) -> int:
-    """Follow an evaluation that this command has begun, and return the exit status.
+) -> None:
+    """Follow an evaluation that this command has begun.
 
     `seed` is shown first; None if the caller has chosen it. `detach` prints the identifier, and
     follows nothing. An interruption, or a stdout that cannot be written to, cancels the evaluation.
@@ -307,7 +303,7 @@ def show_submitted_evaluation(
     if detach:
         screen.print_text(identifier)
         show_seed(screen, seed)
-        return GOOD
+        return
 
     def cancel() -> None:
         screen.show_message(
@@ -322,7 +318,7 @@ def show_submitted_evaluation(
     reader = EvaluationReader(context, identifier, is_known_to_server=True, on_interrupt=cancel)
     try:
         show_seed(screen, seed)
-        return reader.follow_evaluation(folder)
+        context.exit_status = reader.follow_evaluation(folder)
     except OutputError:
         client.cancel(identifier)
         raise
@@ -374,7 +370,10 @@ def _find_content(path: str) -> bytes | Path:
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        raise ValueError(_explain_missing(path)) from None
+        raise ValueError(
+            f"no such file: {path}; a field is NAME:PATH or NAME=TEXT, where NAME has a-z, 0-9 and"
+            " _, the first a letter"
+        ) from None
     except OSError as error:
         raise ValueError(f"{path[:100]}: {error.strerror}") from None
     if stat.S_ISDIR(mode):
@@ -391,18 +390,6 @@ def _read_stdin() -> bytes:
     if sys.stdin is None:
         raise ValueError("stdin is closed")
     return sys.stdin.buffer.read()
-
-
-def _explain_missing(path: str) -> str:
-    """Return why there is no such file: often the name of its field is malformed."""
-    wrong = _WRONG_FIELD.fullmatch(path)
-    if wrong is None:
-        return f"no such file: {path}"
-    name = re.sub("[^a-z0-9_]", "_", wrong[1].lower()).lstrip("_0123456789") or "source"
-    return (
-        f"{wrong[1]} is not a field name: use a-z, 0-9 and _, the first a letter, as in"
-        f" {name}{wrong[2]}"
-    )
 
 
 @attrs.frozen
@@ -434,11 +421,15 @@ def inspect_checkout(folder: Path, commit: str | None = None) -> GitCheckout:
     name, found = ("HEAD" if commit is None else "the commit"), _resolve(folder, commit)
     repository = _find_origin(folder)
     warnings = []
-    if _is_unpushed(folder, found):
+    # Without an output for an unknown commit.
+    known = ("for-each-ref", "--count=1", f"--contains={found}", "refs/remotes/origin")
+    if _git(folder, *known) == "":
         warnings.append(
             f"{name} is on no branch of origin that this checkout knows; push it with `git push`"
         )
-    if commit is None and _is_changed(folder):
+    # Solutions to submit are often untracked.
+    changed = ("status", "--porcelain", "--untracked-files=no")
+    if commit is None and _git(folder, *changed) != "":
         warnings.append("uncommitted changes are not evaluated; commit and push them")
     return GitCheckout(repository, found, directory.rstrip("/"), tuple(warnings))
 
@@ -474,16 +465,6 @@ def _resolve(folder: Path, commit: str | None) -> str:
     return found
 
 
-def _explain_commit(repository: str, commit: str) -> str:
-    """Return how to find the whole identifier of a commit that no checkout here can resolve."""
-    if _SHORT_OID.fullmatch(commit):
-        step = f"`git rev-parse {commit}` in a clone of the repository prints them"
-    else:
-        remote = shlex.join(["git", "ls-remote", strip_userinfo(repository), commit])
-        step = f"`{remote}` prints them for a branch or a tag"
-    return f"--commit {commit} is not the 40 hexadecimal digits of a commit; {step}"
-
-
 def strip_userinfo(url: str) -> str:
     """Return a URL without user name and password, to be shown."""
     return _USER.sub(r"\g<scheme>://", url, count=1)
@@ -495,18 +476,6 @@ def _names_secret(url: str) -> bool:
     return found is not None and (
         found["scheme"].lower() in ("http", "https") or ":" in found["user"]
     )
-
-
-def _is_unpushed(folder: Path, commit: str) -> bool:
-    """Tell whether the remote branches that are known here lack a commit."""
-    # Without an output for an unknown commit.
-    known = "for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes/origin"
-    return _git(folder, *known) == ""
-
-
-def _is_changed(folder: Path) -> bool:
-    """Tell whether a tracked file is changed. Solutions to submit are often untracked."""
-    return _git(folder, "status", "--porcelain", "--untracked-files=no") != ""
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -38,7 +38,7 @@ from tawebeval.cli.runtime import (
     Interrupted,
     ServerAccess,
     make_screen,
-    run_with_client,
+    open_context,
     text_option,
 )
 from tawebeval.cli.servers import add_server_options
@@ -46,8 +46,6 @@ from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
 from tawebeval.client.events import split_cursor
 from tawebeval.core.evaluations import CLIENT_VISIBLE_STATES
 
-_PROBLEM_HEADS = ("NAME", "FIELDS", "TITLE")
-_ENVIRONMENT_HEADS = ("NAME", "DESCRIPTION")
 _ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
 _AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
@@ -113,20 +111,16 @@ def follow(
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
       tawebeval follow $ID
     """  # noqa: D301
-    screen = make_screen(lines=lines)
-
-    def work(context: CommandContext) -> int:
+    with open_context(server, make_screen(lines=lines)) as context:
         reader = EvaluationReader(context, identifier, cursor)
         try:
             with suppress(Refused):  # reported below
                 # Unlike a request for events, this one gives up soon on a stopped server.
-                context.client.status(identifier)
-            return reader.follow_evaluation(folder)
+                reader.request_state()
+            context.exit_status = reader.follow_evaluation(folder)
         except Interrupted:
-            screen.show_message(f"continue here with `{reader.resume_command}`")
+            context.screen.show_message(f"continue here with `{reader.resume_command}`")
             raise
-
-    run_with_client(server, screen, work)
 
 
 @click.command()
@@ -144,16 +138,10 @@ def status(identifier: str, as_json: bool, server: ServerAccess) -> None:
       tawebeval status $ID
       tawebeval status --json $ID | jq .usage
     """  # noqa: D301
-
-    def work(context: CommandContext) -> None:
+    with open_context(server, make_screen()) as context:
         document = context.client.status(identifier)
-        if as_json:
-            screen.print_text(format_json(document))
-        else:
-            screen.print_text(format_status(document))
-
-    screen = make_screen()
-    run_with_client(server, screen, work)
+        format_document = format_json if as_json else format_status
+        context.screen.print_text(format_document(document))
 
 
 @click.command()
@@ -164,11 +152,8 @@ def cancel(identifier: str, server: ServerAccess) -> None:
 
     An evaluation that has ended does not change. Its output can still be read.
     """
-
-    def work(context: CommandContext) -> None:
+    with open_context(server, make_screen()) as context:
         context.client.cancel(identifier)
-
-    run_with_client(server, make_screen(), work)
 
 
 @click.command("list")
@@ -201,8 +186,8 @@ def list_(as_json: bool, server: ServerAccess, **wanted: Any) -> None:
           jq -r '.[] | select(.state == "running").evaluation_id'
     """  # noqa: D301
     away: list[str] = []
-
-    def work(context: CommandContext) -> None:
+    with open_context(server, make_screen()) as context:
+        screen = context.screen
         listed = context.client.evaluations(**wanted, on_unreachable_daemons=away.extend)
         found = sorted(listed, key=itemgetter("created"))  # those of several daemons
         if away:
@@ -215,9 +200,6 @@ def list_(as_json: bool, server: ServerAccess, **wanted: Any) -> None:
         screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
         for document in request_statuses(context, found):
             screen.print_text(format_row(document, datetime.now(UTC)))
-
-    screen = make_screen()
-    run_with_client(server, screen, work)
 
 
 @click.command()
@@ -248,13 +230,9 @@ def rerun(
       tawebeval rerun $ID
       tawebeval rerun --seed 8 --limit wall_clock=60 $ID
     """  # noqa: D301
-    screen = make_screen(lines=lines)
-
-    def work(context: CommandContext) -> int:
+    with open_context(server, make_screen(lines=lines)) as context:
         begun = context.client.rerun(identifier, **changes)
-        return show_submitted_evaluation(context, begun, folder, detach=detach)
-
-    run_with_client(server, screen, work)
+        show_submitted_evaluation(context, begun, folder, detach=detach)
 
 
 @click.command()
@@ -267,14 +245,11 @@ def problems(as_json: bool, server: ServerAccess) -> None:
       tawebeval problems
       tawebeval evaluate --problem word_count solution.awk
     """  # noqa: D301
-
-    def work(context: CommandContext) -> None:
+    with open_context(server, make_screen()) as context:
         found = list(context.client.problems())
         rows = [(one["name"], ", ".join(one["fields"]) or "any", one["title"]) for one in found]
-        print_list(screen, found, as_json, "{:<24}  {:<24}  {}", [_PROBLEM_HEADS, *rows])
-
-    screen = make_screen()
-    run_with_client(server, screen, work)
+        rows.insert(0, ("NAME", "FIELDS", "TITLE"))
+        print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
 
 
 @click.command()
@@ -287,14 +262,11 @@ def environments(as_json: bool, server: ServerAccess) -> None:
       tawebeval environments
       tawebeval evaluate --environment python3.14 --evaluator ./evaluate solution.py
     """  # noqa: D301
-
-    def work(context: CommandContext) -> None:
+    with open_context(server, make_screen()) as context:
         found = context.client.environments()
         rows = [(one["name"], one.get("description") or "") for one in found]
-        print_list(screen, found, as_json, "{:<24}  {}", [_ENVIRONMENT_HEADS, *rows])
-
-    screen = make_screen()
-    run_with_client(server, screen, work)
+        rows.insert(0, ("NAME", "DESCRIPTION"))
+        print_list(context.screen, found, as_json, "{:<24}  {}", rows)
 
 
 def request_statuses(

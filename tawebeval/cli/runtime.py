@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
@@ -56,12 +56,6 @@ class Utf8Argument(click.ParamType[str]):
 
 UTF8_ARGUMENT = Utf8Argument()
 text_option = partial(click.option, type=UTF8_ARGUMENT)
-
-
-class WholeNumber(click.IntRange):
-    """An integer in a range."""
-
-    name = "whole number"
 
 
 @attrs.frozen
@@ -127,25 +121,27 @@ def make_screen(*, lines: bool = False) -> Screen:
     return Screen(sys.stdout, sys.stderr, should_use_colour(sys.stderr, os.environ), lines)
 
 
-@attrs.frozen
+@attrs.define
 class CommandContext:
-    """What a client command works with."""
+    """What a client command works with, and its exit status."""
 
     server: ServerAccess
     client: Client
     screen: Screen
     interrupt_handler: InterruptHandler
+    exit_status: int = GOOD
 
 
-def run_with_client(
-    server: ServerAccess, screen: Screen, work: Callable[[CommandContext], int | None]
-) -> NoReturn:
-    """Exit with the status that `work` returns, GOOD for None; print why it failed."""
+@contextmanager
+def open_context(server: ServerAccess, screen: Screen) -> Iterator[CommandContext]:
+    """Yield the context of a command; exit with its status at the end, and print why it failed."""
     interrupt_handler = InterruptHandler()
     with handle_signals(interrupt_handler.on_signal):
         try:
             with server.make_client(screen) as client:
-                status = work(CommandContext(server, client, screen, interrupt_handler)) or GOOD
+                context = CommandContext(server, client, screen, interrupt_handler)
+                yield context
+                status = context.exit_status
         except (ClientError, ConfigurationError, Interrupted, OutputError, OSError) as error:
             status = report_failure(error, screen)
     raise SystemExit(compute_exit_status(status, interrupt_handler.received_signals))

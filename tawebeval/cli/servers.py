@@ -6,12 +6,13 @@ asks the server of its option `--server`, of the environment, or of the last log
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from http import HTTPStatus
 from pathlib import Path
@@ -23,11 +24,10 @@ from click.core import ParameterSource
 
 from tawebeval.cli.runtime import (
     TOKEN_VARIABLE,
-    CommandContext,
     ServerAccess,
     make_screen,
+    open_context,
     report_failure,
-    run_with_client,
 )
 from tawebeval.client import Forbidden
 from tawebeval.client.operations import normalize_server_url
@@ -100,15 +100,20 @@ def read_servers(path: Path) -> StoredServers:
 def edit_stored_servers(path: Path) -> Iterator[StoredServers]:
     """Yield the servers in a file, and write them at the end of the block. Blocks.
 
-    Raises: ConfigurationError.
+    Another process waits until then. Raises: ConfigurationError.
     """
-    servers = read_servers(path)
-    yield servers
-    content = msgspec.json.format(msgspec.json.encode(servers), indent=2)
+    target = Path(os.path.realpath(path))
     try:
-        target = Path(os.path.realpath(path))
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_private_file(target, content + b"\n")
+        with ExitStack() as opened:
+            folder = os.open(target.parent, os.O_RDONLY)
+            opened.callback(os.close, folder)
+            with suppress(OSError):  # NFS locks no directories
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            servers = read_servers(path)
+            yield servers
+            content = msgspec.json.format(msgspec.json.encode(servers), indent=2)
+            replace_private_file(target, content + b"\n")
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot write the file: {error.strerror}") from None
 
@@ -220,8 +225,7 @@ def login(url: str) -> None:
     """  # noqa: D301
     screen = make_screen()
     token = _ask_token()
-
-    def work(context: CommandContext) -> None:
+    with open_context(ServerAccess(url, token or None), screen) as context:
         try:
             next(iter(context.client.evaluations()), None)
         except Forbidden as error:  # a token may be valid and not permit a list
@@ -233,8 +237,6 @@ def login(url: str) -> None:
             stored.default = url
         kept = f"; the token is in {path}" if token else ""
         screen.show_message(f"{url} is the default server now{kept}", "green")
-
-    run_with_client(ServerAccess(url, token or None), screen, work)
 
 
 def _ask_token() -> str:

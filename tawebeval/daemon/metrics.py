@@ -44,7 +44,8 @@ from tawebeval.slurm.commands import JobCounters
 from tawebeval.slurm.job import SlurmSandbox
 from tawebeval.web.routes import RequestLog, RouteTable
 from tawebeval.web.server.channel import ApiSite
-from tawebeval.webhooks.deliveries import CallbackQueue, CallbackState
+from tawebeval.webhooks.deliveries import CallbackQueue
+from tawebeval.webhooks.records import CallbackState
 
 DISK_CHECK_PERIOD = 5.0
 """Seconds between two checks of a disk that works."""

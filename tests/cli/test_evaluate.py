@@ -23,7 +23,7 @@ from tawebeval.cli.evaluate import (
     strip_userinfo,
 )
 from tawebeval.cli.follow import EvaluationReader
-from tawebeval.cli.runtime import ServerAccess, run_with_client
+from tawebeval.cli.runtime import ServerAccess, open_context
 from tawebeval.client import Client
 from tawebeval.config import Configuration, ProblemSettings
 from tests.cases.agents import Fate
@@ -143,15 +143,10 @@ class EvaluateTests(CommandTestCase):
     def test_error_tells_how_to_complete_a_short_commit_without_a_checkout(self) -> None:
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir("/")
-        for commit, step in (
-            ("main", "`git ls-remote https://example.org/p.git main` prints them for a branch"),
-            ("ae860ec", "`git rev-parse ae860ec` in a clone of the repository prints them"),
-        ):
-            arguments = (*REPOSITORY[:3], commit, *REPOSITORY[4:], "x=1")
-            result = self.run_command("evaluate", *arguments)
-            self.assertEqual(result.exit_code, 2)
-            words = f"--commit {commit} is not the 40 hexadecimal digits of a commit; {step}"
-            self.assertIn(words, " ".join(result.stderr.split()))
+        arguments = (*REPOSITORY[:3], "main", *REPOSITORY[4:], "x=1")
+        result = self.run_command("evaluate", *arguments)
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("`git rev-parse main` in a clone of the repository prints", result.stderr)
         self.assertEqual(self.line.agent.asked, [])
 
     def test_detach_prints_the_identifier_without_waiting(self) -> None:
@@ -167,7 +162,7 @@ class EvaluateTests(CommandTestCase):
             (["evaluate", *REPOSITORY[:4], str(self.file)], "--evaluator"),
             (["evaluate", *REPOSITORY[:2], *REPOSITORY[4:], "x=1"], "--repository needs --commit"),
             (["evaluate", *REPOSITORY, "--seed", "-1", "x=1"], "--seed"),
-            (["evaluate", *REPOSITORY, "--seed", "x", "x=1"], "'x' is not a valid whole number"),
+            (["evaluate", *REPOSITORY, "--seed", "x", "x=1"], "'x' is not a valid integer range"),
             (["evaluate", *REPOSITORY, "--limit", "memroy=1G", "x=1"], "'memroy=1G' is not NAME="),
             (["evaluate", *REPOSITORY, "--limit", "memory", "x=1"], "'memory' is not NAME=VALUE"),
             (["list", "--label", "Team=x"], "'Team=x' is not NAME=VALUE, where NAME is 1 to 64"),
@@ -237,12 +232,12 @@ class InterruptTests(CommandTestCase):
                 signal.raise_signal(number)
 
         self.meanwhile = meanwhile
-        with self.assertRaises(SystemExit) as caught:
-            run_with_client(
-                ServerAccess("http://localhost:8080"),
-                self.shown.screen,
-                lambda context: show_submitted_evaluation(context, self.identifier, None),
-            )
+        server = ServerAccess("http://localhost:8080")
+        with (
+            self.assertRaises(SystemExit) as caught,
+            open_context(server, self.shown.screen) as context,
+        ):
+            show_submitted_evaluation(context, self.identifier, None)
         status = caught.exception.code
         assert isinstance(status, int)
         return status
@@ -359,10 +354,8 @@ class FieldTests(SynchronousTestCase):
             (["-", "x:/dev/stdin"], "stdin can be the content of one field only"),
             (
                 ["Source:a.py"],
-                "not a field name: use a-z, 0-9 and _, the first a letter, as in source:a.py",
+                "no such file: Source:a.py; a field is NAME:PATH or NAME=TEXT",
             ),
-            (["2nd file=1"], "as in nd_file=1"),
-            (["4:x"], "as in source:x"),
             ([os.fsdecode(b"\xff")], "must be UTF-8"),
             ([os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
             (["x" * 5000], f"{'x' * 100}: File name too long"),

@@ -111,7 +111,8 @@ class FollowTests(CommandTestCase):
             self.assertIn(str(error), result.stderr)
             shown = Shown()
             context = self.make_context(shown.screen)
-            self.assertEqual(show_submitted_evaluation(context, identifier, None), 1)
+            show_submitted_evaluation(context, identifier, None)
+            self.assertEqual(context.exit_status, 1)
             self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
 
     def test_evaluation_that_is_lost_while_it_is_followed_has_failed(self) -> None:
@@ -237,6 +238,17 @@ class TerminalTests(CommandTestCase):
         self.assertTrue(shown.startswith(f"{CLEAR}queued, 0 ahead{CLEAR}"), shown)
         self.assertTrue(shown.endswith(f"{CLEAR}running{CLEAR}a\n{CLEAR}running{CLEAR}"), shown)
         self.assertEqual(self.follow_on_terminal(self.printed(b"a\n")), "a\n")
+
+    def test_state_that_was_just_requested_is_not_requested_again(self) -> None:
+        self.line = self.make(running=1)
+        self.line.begin()
+        identifier, children = self.line.begin(), self.line.service.world.spawn.children
+        reader = EvaluationReader(self.make_context(Shown(terminal=True).screen), identifier)
+        self.line.agent.asked.clear()
+        reader.request_state()
+        self.meanwhile = lambda: [child.end() for child in children if child.is_running]
+        reader.follow_evaluation()
+        self.assertIn("/events", self.line.agent.asked[1][1])
 
     def test_first_output_is_shown_at_once_after_a_long_time_in_the_queue(self) -> None:
         self.line = self.make(running=1)

@@ -7,13 +7,12 @@ import signal
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.runtime import (
-    CommandContext,
     Interrupted,
     InterruptHandler,
     RetryMessages,
     ServerAccess,
     handle_signals,
-    run_with_client,
+    open_context,
 )
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
@@ -75,12 +74,12 @@ class ExitStatusTests(CommandTestCase):
         self.assertEqual(self.line.agent.cancelled, 3)
 
     def test_unreadable_file_is_named_and_exits_with_status_2(self) -> None:
-        def work(context: CommandContext) -> int:
-            raise PermissionError(13, "Permission denied", "a.py")
-
         shown = Shown()
-        with self.assertRaises(SystemExit) as caught:
-            run_with_client(ServerAccess("http://localhost"), shown.screen, work)
+        with (
+            self.assertRaises(SystemExit) as caught,
+            open_context(ServerAccess("http://localhost"), shown.screen),
+        ):
+            raise PermissionError(13, "Permission denied", "a.py")
         self.assertEqual(
             (caught.exception.code, shown.notes.getvalue()), (2, "a.py: Permission denied\n")
         )

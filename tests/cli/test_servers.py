@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from threading import Thread
 
 from click.testing import Result
 from twisted.trial.unittest import SynchronousTestCase
@@ -57,6 +58,19 @@ class FileTests(SynchronousTestCase):
             stored.default = None
         self.assertTrue(link.is_symlink())
         self.assertIsNone(read_servers(self.path).default)
+
+    def test_two_processes_that_edit_the_file_at_once_lose_nothing(self) -> None:
+        def edit() -> None:
+            with edit_stored_servers(self.path) as stored:
+                stored.tokens[OTHER] = "other"
+
+        other = Thread(target=edit)
+        with edit_stored_servers(self.path) as stored:
+            other.start()
+            other.join(0.2)  # it waits for the end of this block
+            stored.tokens[URL] = "secret"
+        other.join()
+        self.assertEqual(read_servers(self.path).tokens, {URL: "secret", OTHER: "other"})
 
     def test_error_leaves_the_file_unchanged(self) -> None:
         self.write()

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tawebeval.daemon.metrics import DaemonMetrics, ReactorLag
-from tawebeval.webhooks.deliveries import CallbackState
+from tawebeval.webhooks.records import CallbackState
 from tests.cases.web import WebTestCase
 
 ROOT = Path(__file__).resolve().parents[2]

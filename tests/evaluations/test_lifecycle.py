@@ -29,7 +29,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import build_listing_entry, build_status
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups import ResourceUsage
-from tawebeval.webhooks.deliveries import CallbackRecord
+from tawebeval.webhooks.records import CallbackRecord
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import EPOCH, OID, TREE
 

@@ -33,7 +33,7 @@ from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
-from tawebeval.webhooks.deliveries import CallbackState
+from tawebeval.webhooks.records import CallbackState
 from tests.cases.evaluations import CANCELLED, RegistryTestCase
 from tests.fakes.archive import FakeArchive
 from tests.fakes.files import FakeStore, MemoryEventFiles

@@ -50,7 +50,7 @@ from tawebeval.evaluations.store import (
 )
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
-from tawebeval.webhooks.deliveries import CallbackRecord, CallbackState
+from tawebeval.webhooks.records import CallbackRecord, CallbackState
 from tests.evaluations import store_crashes
 from tests.fakes.world import InlineThreads, SlowThreads
 

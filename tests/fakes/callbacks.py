@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tawebeval.errors import InvalidField
-from tawebeval.webhooks.deliveries import CallbackRecord, CallbackState
+from tawebeval.webhooks.records import CallbackRecord, CallbackState
 
 
 class FakeCallbacks:

@@ -27,7 +27,7 @@ from tawebeval.web.routes import OPENAPI_PATH, STATIC_RESOURCES, make_app
 from tawebeval.web.server import messages
 from tawebeval.web.server.messages import MAX_NUMBER_DIGITS
 from tawebeval.web.streams import HEARTBEAT_SECONDS
-from tawebeval.webhooks.deliveries import CallbackState
+from tawebeval.webhooks.records import CallbackState
 from tests.cases import described
 from tests.cases.described import DOCUMENT, complaints, operations, resolve
 from tests.cases.web import CallerTestCase, WebTestCase

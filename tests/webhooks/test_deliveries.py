@@ -22,13 +22,8 @@ from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
 from tawebeval.webhooks import deliveries
-from tawebeval.webhooks.deliveries import (
-    AttemptResult,
-    CallbackQueue,
-    CallbackRecord,
-    CallbackState,
-    make_callback_queue,
-)
+from tawebeval.webhooks.deliveries import AttemptResult, CallbackQueue, make_callback_queue
+from tawebeval.webhooks.records import CallbackRecord, CallbackState
 from tawebeval.webhooks.signing import parse_secrets
 from tests.cases.secrets import NEW, OLD, format_secret
 from tests.fakes.resolver import FakeResolver

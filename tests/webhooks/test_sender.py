@@ -48,12 +48,8 @@ from tawebeval.pinned_agent import (
     CheckedResolver,
     PinnedAgent,
 )
-from tawebeval.webhooks.deliveries import (
-    AttemptResult,
-    WebhookSender,
-    make_callback_queue,
-    parse_callback_url,
-)
+from tawebeval.webhooks.deliveries import AttemptResult, WebhookSender, make_callback_queue
+from tawebeval.webhooks.records import parse_callback_url
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH
 
