@@ -268,14 +268,16 @@ def logout(url: str | None) -> None:
     """
     screen = make_screen()
     try:
-        with edit_stored_servers(locate_server_file(os.environ)) as stored:
-            removed = url or stored.default
-            if removed is None:
-                raise ConfigurationError("there is no default server; name one")
-            if removed not in stored.tokens:
-                known = ", ".join(sorted(stored.tokens)) or "none"
-                raise ConfigurationError(f"no login at {removed} is stored; stored are: {known}")
-            del stored.tokens[removed]
+        path = locate_server_file(os.environ)
+        stored = read_servers(path)
+        removed = url or stored.default
+        if removed is None:
+            raise ConfigurationError("there is no default server; name one")
+        if removed not in stored.tokens:
+            known = ", ".join(sorted(stored.tokens)) or "none"
+            raise ConfigurationError(f"no login at {removed} is stored; stored are: {known}")
+        with edit_stored_servers(path) as stored:
+            stored.tokens.pop(removed, None)
             if stored.default == removed:
                 stored.default = None
     except ConfigurationError as error:

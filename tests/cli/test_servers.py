@@ -150,6 +150,8 @@ class LoginTests(CommandTestCase):
         return self.server.url, self.server.token
 
     def test_token_is_stored_and_logout_removes_it(self) -> None:
+        self.run_command("logout")
+        self.assertFalse(self.configuration.exists())
         result = self.login("judge.example.org/")
         self.assertEqual(result.exit_code, 0, result.stderr)
         said = f"{URL} is the default server now; the token is in {self.path}"
