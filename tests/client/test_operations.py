@@ -21,12 +21,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.client import (
     ClientError,
     Data,
-    EvaluationError,
     EvaluationGone,
     Event,
-    Forbidden,
     InvalidRequest,
-    NamedFile,
     Refused,
     Text,
     Unavailable,
@@ -37,7 +34,6 @@ from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure, Resp
 from tawebeval.client.operations import ClientSettings, normalize_server_url
 from tawebeval.config import Configuration, LongPollSettings, ProblemSettings
 from tawebeval.core.backoff import Backoff
-from tawebeval.core.tokens import generate_token
 from tests import EXAMPLES
 from tests.cases.agents import Fate
 from tests.cases.client import ClientTestCase, Line, gathered, text
@@ -46,36 +42,6 @@ from tests.fakes.world import EPOCH
 
 class EvaluateTests(ClientTestCase):
     """`Client.evaluate`."""
-
-    def sent(self) -> dict[str, tuple[str, bytes]]:
-        """Return the files of the submission as the evaluator has them."""
-        root = next((self.line.service.root / "evaluations").iterdir()) / "submission"
-        return {file.parent.name: (file.name, file.read_bytes()) for file in root.glob("*/*")}
-
-    def test_each_kind_of_content_arrives_unchanged_under_its_name(self) -> None:
-        folder = Path(self.mktemp())
-        folder.mkdir()
-        large = random.Random(0).randbytes(300_000)
-        (folder / "my prog.py").write_bytes(large)
-        self.line.begin(
-            submission={
-                "source": folder / "my prog.py",
-                "language": "c++ · ü",
-                "raw": b"\x00\xff\r\n--",
-                "other": NamedFile('a "b" · c.txt', b"x"),
-                "again": NamedFile("z.py", folder / "my prog.py"),
-            }
-        )
-        self.assertEqual(
-            self.sent(),
-            {
-                "source": ("my prog.py", large),
-                "language": ("language.txt", "c++ · ü".encode()),
-                "raw": ("raw.txt", b"\x00\xff\r\n--"),
-                "other": ('a "b" · c.txt', b"x"),
-                "again": ("z.py", large),
-            },
-        )
 
     def test_all_given_fields_are_sent(self) -> None:
         identifier = self.line.begin(
@@ -208,38 +174,9 @@ class EventsTests(ClientTestCase):
         self.assertIsNone(caught.exception.oldest)
         self.assertEqual(self.line.told, [])
 
-    def test_each_failure_is_reported_repeated_and_recovered_from(self) -> None:
-        answered: list[bool] = []
-        self.line = self.make(client={"on_recovery": lambda: answered.append(True)})
-        identifier = self.line.begin()
-        self.assertEqual(answered, [])
-        failures = [fate for fate in Fate if fate.passes]
-        for fate in failures:
-            self.line.fail_once(fate)
-            self.line.told.clear()
-            self.line.agent.asked.clear()
-            status = self.line.wait(self.line.client.status(identifier))
-            self.assertEqual(status["state"], "running")
-            ((why, seconds),) = self.line.told
-            self.assertTrue(why)
-            self.assertGreater(seconds, 0)
-            first, second = self.line.agent.asked
-            self.assertEqual(first, second)
-        self.assertEqual(len(answered), len(failures))
-
 
 class OtherTests(ClientTestCase):
     """Status, cancelling, lists, tokens, URLs."""
-
-    def test_cancelled_evaluation_ends_and_cancelling_can_be_repeated(self) -> None:
-        self.line.service.world.spawn.obeys = (15,)
-        identifier = self.line.begin()
-        for _ in range(2):
-            self.line.wait(self.line.client.cancel(identifier))
-        (last,) = self.line.follow(identifier)
-        assert isinstance(last, EvaluationError)
-        self.assertEqual(last.reason, "cancelled")
-        self.assertRaises(UnknownEvaluation, self.line.wait, self.line.client.cancel("../health"))
 
     def test_cancelling_waits_for_minutes_until_all_that_was_printed_is_read(self) -> None:
         (request,), _ = play(
@@ -257,14 +194,6 @@ class OtherTests(ClientTestCase):
         self.assertEqual([one["evaluation_id"] for one in (first, *rest)], made)
         self.assertEqual(len([path for _, path, _ in self.line.agent.asked if "after" in path]), 2)
 
-    def test_daemons_without_an_answer_are_named_at_the_end_of_a_list(self) -> None:
-        self.line.add_silent_peer("b")
-        made = self.line.begin()
-        away: list[str] = []
-        listing = self.line.client.evaluations(on_unreachable_daemons=away.extend)
-        (found,) = self.line.wait(gathered(listing))
-        self.assertEqual((found["evaluation_id"], away), (made, ["b"]))
-
     def test_list_is_filtered_by_state_labels_and_times(self) -> None:
         self.line.begin()
         labelled = self.line.begin(metadata={"contest": "finals & more"})
@@ -281,12 +210,6 @@ class OtherTests(ClientTestCase):
         self.assertEqual(status["metadata"], {"contest": "finals & more"})
         with self.assertRaises(InvalidRequest):
             self.line.wait(gathered(self.line.client.evaluations(state="drained")))
-
-    def test_environments_are_listed_and_an_unknown_one_is_refused(self) -> None:
-        found = self.line.wait(self.line.client.environments())
-        self.assertEqual([one["name"] for one in found], ["default"])
-        self.line.begin(environment="default")
-        self.assertRaises(InvalidRequest, self.line.begin, environment="java")
 
     def test_problems_are_listed_submitted_for_and_filter_lists(self) -> None:
         problem = ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)
@@ -306,18 +229,6 @@ class OtherTests(ClientTestCase):
         with self.assertRaises(InvalidRequest) as caught:
             line.wait(client.evaluate_problem("../evaluate", {"source": "x"}))
         self.assertEqual(caught.exception.status, 404)
-
-    def test_token_is_sent_with_each_request(self) -> None:
-        folder = Path(self.mktemp())
-        folder.mkdir()
-        token, entry = generate_token("alice", random.Random(3).randbytes)
-        (folder / "tokens").write_text(entry + "\n")
-        self.line = self.make(tokens=folder / "tokens", token=token)
-        identifier = self.line.begin()
-        self.line.child.end()
-        self.assertEqual(self.line.follow(identifier), [])
-        stranger = self.make(tokens=folder / "tokens")
-        self.assertRaises(Forbidden, stranger.begin)
 
     def test_server_is_an_http_url_without_query_and_user(self) -> None:
         self.assertEqual(normalize_server_url("http://localhost:8080/"), "http://localhost:8080")
