@@ -12,14 +12,15 @@ import attrs
 import httpx
 
 from tawebeval.client import operations
-from tawebeval.client.http import FailureKind, FormBody, HttpRequest, RequestFailure, Response
+from tawebeval.client.http import FormBody, HttpRequest, RequestFailure, Response
 from tawebeval.client.operations import ClientSettings
 from tawebeval.client.sync_client import (
     CONNECTION_POOL_SETTINGS,
     HTTPX_PROXY_ERRORS,
     HTTPX_REQUEST_ERRORS,
     BodyCollector,
-    classify_error,
+    explain_error,
+    explain_proxy_settings,
     make_ssl_context,
 )
 
@@ -77,7 +78,7 @@ class AsyncClient(ClientSettings):
         try:
             pool = self._get_pool()
         except HTTPX_PROXY_ERRORS as error:
-            return RequestFailure(FailureKind.INVALID_PROXY, str(error))
+            return explain_proxy_settings(error, self.server)
         headers, content, timeout = dict(request.headers), None, request.timeout
         with ExitStack() as opened:
             if request.form is not None:
@@ -102,7 +103,7 @@ class AsyncClient(ClientSettings):
                         body.add(piece)
                     return body.make_response()
             except (*HTTPX_REQUEST_ERRORS, TimeoutError) as error:
-                return classify_error(error, request, timeout)
+                return explain_error(error, self.server, request, timeout)
 
     def _get_pool(self) -> httpx.AsyncClient:
         if self._pool is None or self._owner != _get_owner():

@@ -1,7 +1,7 @@
 """Requests, responses and forms as values, and what a client does about each response or failure.
 
 The functions here only decide. The drivers (`sync_client`, `async_client`) send an `HttpRequest`
-and return a `Response` or, if none has come, a `RequestFailure`, whose kind they find out. `str()`
+and return a `Response` or, if none has come, a `RequestFailure`, whose cause they find out. `str()`
 of each exception is a sentence for people, which may quote the server, whose control characters are
 escaped. Forms are `multipart/form-data` as browsers send it (docs/api.md);
 their files are read while they are sent, so that no file is held in memory.
@@ -14,7 +14,7 @@ import json
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from enum import Enum
+from enum import Enum, auto
 from http import HTTPStatus
 from io import BytesIO
 from ipaddress import ip_address
@@ -26,7 +26,7 @@ from uuid import uuid4
 import attrs
 import msgspec
 
-from tawebeval.errors import TawebevalError, format_size
+from tawebeval.errors import TawebevalError
 
 _LONGEST_QUOTE = 2000  # characters of a server's words in a message
 
@@ -295,70 +295,21 @@ class Response:
         return self.headers.get(name.lower(), "")
 
 
-class FailureKind(Enum):
-    """The reason why no response has come. The value is its sentence."""
+class Repetition(Enum):
+    """When a request that got no response is of use again."""
 
-    TIMED_OUT = "no answer from {base} within {detail} seconds"
-    UNREACHABLE = "cannot connect to {base}: {detail}"
-    CONNECTION_REFUSED = "cannot connect to {base}: connection refused"
-    UNKNOWN_HOST = (
-        "cannot connect to {base}: no address is known for the host {host}; check the URL, and the"
-        " name service (DNS) of this machine"
-    )
-    BROKEN_CONNECTION = "the connection to {base} broke: {detail}"
-    INVALID_URL = "cannot connect to {base}: {detail}; check the URL"
-    UNTRUSTED_CERTIFICATE = (
-        "the certificate of {base} is not trusted ({detail}); if you trust it, set SSL_CERT_FILE"
-        " to the file of its authority's certificate"
-    )
-    WRONG_HOST_CERTIFICATE = "the certificate of {base} is for another host; check the URL"
-    NOT_TLS = "{base} does not speak TLS as expected ({detail}); check the URL, or try {plain}"
-    NOT_HTTP = "{base} does not speak HTTP; check the URL{secure}"
-    PROXY_ERROR = (
-        "the proxy for {base} answers: {detail}; check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
-    )
-    PROXY_UNREACHABLE = (
-        "cannot connect to the proxy {detail} for {base}; check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY"
-        " and NO_PROXY"
-    )
-    INVALID_PROXY = (
-        "{base} cannot be reached by the proxies of the environment: {detail}; check HTTP_PROXY,"
-        " HTTPS_PROXY, ALL_PROXY and NO_PROXY"
-    )
-    TOO_LARGE = (
-        f"the answer of {{base}} is larger than {format_size(MAX_RESPONSE_BODY)}; check the URL"
-    )
-    NOT_JSON = "{base} is not a tawebeval server: it sends {detail} instead of JSON; check the URL"
-    UNEXPECTED = "{base}: {detail}"
-
-
-_PASSING = (
-    FailureKind.TIMED_OUT,
-    FailureKind.UNREACHABLE,
-    FailureKind.CONNECTION_REFUSED,
-    FailureKind.BROKEN_CONNECTION,
-    FailureKind.PROXY_ERROR,
-    FailureKind.PROXY_UNREACHABLE,
-)
+    ALWAYS = auto()
+    NEVER = auto()
+    IF_NAME_IS_KNOWN = auto()  # the server has answered before
+    IF_SERVER_MAY_START = auto()  # nothing listens at its address
 
 
 @attrs.frozen
 class RequestFailure:
-    """No response, or none that can be used. `detail` may quote the server."""
+    """No response, or none that can be used. `message` is for people, and may quote the server."""
 
-    kind: FailureKind
-    detail: str = ""
-
-    def explain(self, base: str) -> str:
-        """Return a sentence for people, for the server at the URL `base`."""
-        secure = f", or try https{base[4:]}" if base.startswith("http:") else ""
-        return self.kind.value.format(
-            base=base,
-            detail=make_printable(self.detail),
-            host=urlsplit(base).hostname,
-            plain=f"http{base.removeprefix('https')}",
-            secure=secure,
-        )
+    message: str = attrs.field(converter=make_printable)
+    repetition: Repetition = Repetition.NEVER
 
     def is_permanent(self, base: str, *, server_has_answered: bool, can_wait: bool) -> bool:
         """Tell whether the next attempt would fail in the same way.
@@ -366,11 +317,12 @@ class RequestFailure:
         A server that has answered before has a known name, and may be restarting. With `can_wait` a
         server on this machine may also be about to start.
         """
-        if self.kind is FailureKind.UNKNOWN_HOST:
-            return not server_has_answered
-        if self.kind is FailureKind.CONNECTION_REFUSED and is_loopback(base):
-            return not (server_has_answered or can_wait)
-        return self.kind not in _PASSING
+        match self.repetition:
+            case Repetition.IF_NAME_IS_KNOWN:
+                return not server_has_answered
+            case Repetition.IF_SERVER_MAY_START if is_loopback(base):
+                return not (server_has_answered or can_wait)
+        return self.repetition is Repetition.NEVER
 
 
 def is_loopback(base: str) -> bool:
@@ -383,17 +335,25 @@ def is_loopback(base: str) -> bool:
 
 
 def parse_response(
-    response: Response, parse: Callable[[Response], Parsed]
+    base: str, response: Response, parse: Callable[[Response], Parsed]
 ) -> Parsed | RequestFailure:
-    """Return the result of `parse`, or why there is none."""
+    """Return the result of `parse`, or why the server at the URL `base` sent none."""
     try:
         return parse(response)
     except ValueError as error:
         kind = response.get_header("Content-Type").partition(";")[0].strip().lower()
         if kind != _JSON:
-            return RequestFailure(FailureKind.NOT_JSON, kind or "a body of no declared type")
+            sent = kind or "a body of no declared type"
+            return RequestFailure(
+                f"{base} is not a tawebeval server: it sends {sent} instead of JSON; check the URL"
+            )
         try:
             msgspec.json.decode(response.body, type=msgspec.Raw)
         except (ValueError, RecursionError):
-            return RequestFailure(FailureKind.BROKEN_CONNECTION, str(error))
-        return RequestFailure(FailureKind.UNEXPECTED, str(error))
+            return describe_broken_connection(base, str(error))
+        return RequestFailure(f"{base}: {error}")
+
+
+def describe_broken_connection(base: str, why: str) -> RequestFailure:
+    """Return the failure of a connection that ended before its response."""
+    return RequestFailure(f"the connection to {base} broke: {why}", Repetition.ALWAYS)

@@ -28,10 +28,10 @@ from tawebeval.client.events import Event, Page, parse_page, split_cursor
 from tawebeval.client.http import (
     Content,
     EvaluationGone,
-    FailureKind,
     HttpRequest,
     InvalidRequest,
     Parsed,
+    Repetition,
     RequestFailure,
     Response,
     SubmissionForm,
@@ -171,15 +171,15 @@ async def _send_request(
             client.server_has_answered = True
             meaning = classify_http_status(outcome.status)
             if meaning is RequestOutcome.ACCEPTED:
-                parsed = parse_response(outcome, parse)
+                parsed = parse_response(client.server, outcome, parse)
                 if not isinstance(parsed, RequestFailure):
                     if made:
                         client.on_recovery()
                     return parsed
                 outcome = parsed
         if isinstance(outcome, RequestFailure):
-            refused = outcome.kind is FailureKind.CONNECTION_REFUSED
-            why = outcome.explain(client.server)
+            refused = outcome.repetition is Repetition.IF_SERVER_MAY_START
+            why = outcome.message
             if outcome.is_permanent(
                 client.server,
                 server_has_answered=client.server_has_answered,

@@ -26,12 +26,14 @@ import httpx
 from tawebeval.client import operations
 from tawebeval.client.http import (
     MAX_RESPONSE_BODY,
-    FailureKind,
     HttpRequest,
+    Repetition,
     RequestFailure,
     Response,
+    describe_broken_connection,
 )
 from tawebeval.client.operations import ClientSettings
+from tawebeval.errors import format_size
 
 _FIRST_BYTES = b"H\x05"  # of an answer: HTTP/1.1, or version 5 of a SOCKS proxy
 
@@ -46,21 +48,79 @@ CONNECTION_POOL_SETTINGS: dict[str, Any] = {
 }
 """The settings of a pool: no cookies, and as many connections as there are requests."""
 
-_NOT_CONNECTED = (
-    FailureKind.UNREACHABLE,
-    FailureKind.CONNECTION_REFUSED,
-    FailureKind.UNKNOWN_HOST,
-)
 _ENCODINGS = ("", "identity", "gzip")
 _DISCONNECTED = "the server closed the connection"
+_CHECK_PROXIES = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY"
 
 
-def classify_error(error: Exception, send: HttpRequest, timeout: float) -> RequestFailure:
-    """Return why a request got no response within `timeout` seconds."""
-    failure = _classify(error, send, timeout)
-    if failure.kind in _NOT_CONNECTED and (proxy := _find_proxy(send.url)):
-        return RequestFailure(FailureKind.PROXY_UNREACHABLE, proxy)
-    return failure
+def explain_error(
+    error: Exception, base: str, request: HttpRequest, timeout: float
+) -> RequestFailure:
+    """Return why a request to the server at `base` got no response within `timeout` seconds."""
+    match error:
+        case httpx.TimeoutException() | TimeoutError():
+            if isinstance(error, httpx.ConnectTimeout):
+                timeout = min(timeout, request.connect_timeout)
+            why = f"no answer from {base} within {timeout:.0f} seconds"
+            return RequestFailure(why, Repetition.ALWAYS)
+        case UnusableBody():
+            return RequestFailure(f"{base}: {error}; check the URL")
+        case httpx.ProxyError():
+            why = f"the proxy for {base} answers: {error}; {_CHECK_PROXIES}"
+            return RequestFailure(why, Repetition.ALWAYS)
+        case httpx.InvalidURL() | httpx.UnsupportedProtocol() | UnicodeError():
+            return RequestFailure(f"cannot connect to {base}: {error}; check the URL")
+        case httpx.RemoteProtocolError() if str(error).startswith("illegal status line"):
+            secure = f", or try https{base[4:]}" if base.startswith("http:") else ""
+            return RequestFailure(f"{base} does not speak HTTP; check the URL{secure}")
+    causes = [*_causes(error)]
+    for cause in causes:
+        match cause:
+            case ssl.SSLEOFError() | ssl.SSLZeroReturnError() | ssl.SSLSyscallError():
+                return describe_broken_connection(base, _DISCONNECTED)
+            case ssl.SSLError():
+                return RequestFailure(_explain_tls_error(cause, base))
+    proxy = _find_proxy(request.url)
+    unconnected = isinstance(error, httpx.ConnectError)
+    why, repetition = str(error).strip(" .") or _DISCONNECTED, Repetition.ALWAYS
+    match next((cause for cause in causes if isinstance(cause, OSError)), None):
+        case socket.gaierror():
+            unconnected, repetition = True, Repetition.IF_NAME_IS_KNOWN
+            why = (
+                f"no address is known for the host {urlsplit(base).hostname}; check the URL, and"
+                " the name service (DNS) of this machine"
+            )
+        case ConnectionRefusedError():
+            unconnected, repetition = True, Repetition.IF_SERVER_MAY_START
+            why = "connection refused"
+        case OSError(errno=int(number)):
+            why = os.strerror(number).lower()
+    if not unconnected:
+        return describe_broken_connection(base, why)
+    if proxy:
+        why = f"cannot connect to the proxy {proxy} for {base}; {_CHECK_PROXIES} and NO_PROXY"
+        return RequestFailure(why, Repetition.ALWAYS)
+    return RequestFailure(f"cannot connect to {base}: {why}", repetition)
+
+
+def explain_proxy_settings(error: Exception, base: str) -> RequestFailure:
+    """Return why httpx cannot use the proxies of the environment."""
+    why = f"{base} cannot be reached by the proxies of the environment: {error}"
+    return RequestFailure(f"{why}; {_CHECK_PROXIES} and NO_PROXY")
+
+
+def _explain_tls_error(error: ssl.SSLError, base: str) -> str:
+    """Return a message about a connection without TLS, or about the server's certificate."""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        words = (error.reason or str(error)).lower().replace("_", " ")
+        plain = f"http{base.removeprefix('https')}"
+        return f"{base} does not speak TLS as expected ({words}); check the URL, or try {plain}"
+    if "mismatch" in error.verify_message:  # of a name or an address
+        return f"the certificate of {base} is for another host; check the URL"
+    return (
+        f"the certificate of {base} is not trusted ({error.verify_message}); if you trust it, set"
+        " SSL_CERT_FILE to the file of its authority's certificate"
+    )
 
 
 def _find_proxy(url: str) -> str:
@@ -71,50 +131,6 @@ def _find_proxy(url: str) -> str:
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all", "")
     return proxy.rpartition("//")[2].rpartition("@")[2].rstrip("/")
-
-
-def _classify(error: Exception, send: HttpRequest, timeout: float) -> RequestFailure:
-    match error:
-        case httpx.ConnectTimeout():
-            return RequestFailure(
-                FailureKind.TIMED_OUT, f"{min(timeout, send.connect_timeout):.0f}"
-            )
-        case httpx.TimeoutException() | TimeoutError():
-            return RequestFailure(FailureKind.TIMED_OUT, f"{timeout:.0f}")
-        case BodyTooLarge():
-            return RequestFailure(FailureKind.TOO_LARGE)
-        case UnexpectedEncoding():
-            return RequestFailure(FailureKind.UNEXPECTED, str(error))
-        case httpx.ProxyError():
-            return RequestFailure(FailureKind.PROXY_ERROR, str(error))
-        case httpx.InvalidURL() | httpx.UnsupportedProtocol() | UnicodeError():
-            return RequestFailure(FailureKind.INVALID_URL, str(error))
-        case httpx.RemoteProtocolError() if str(error).startswith("illegal status line"):
-            return RequestFailure(FailureKind.NOT_HTTP)
-    kind = (
-        FailureKind.UNREACHABLE
-        if isinstance(error, httpx.ConnectError)
-        else FailureKind.BROKEN_CONNECTION
-    )
-    for cause in _causes(error):
-        match cause:
-            case ssl.SSLCertVerificationError() if "ostname mismatch" in cause.verify_message or (
-                "IP address mismatch" in cause.verify_message
-            ):
-                return RequestFailure(FailureKind.WRONG_HOST_CERTIFICATE)
-            case ssl.SSLCertVerificationError():
-                return RequestFailure(FailureKind.UNTRUSTED_CERTIFICATE, cause.verify_message)
-            case ssl.SSLEOFError() | ssl.SSLZeroReturnError() | ssl.SSLSyscallError():
-                return RequestFailure(FailureKind.BROKEN_CONNECTION, _DISCONNECTED)
-            case ssl.SSLError():
-                return RequestFailure(FailureKind.NOT_TLS, _describe_tls_error(cause))
-            case socket.gaierror():
-                return RequestFailure(FailureKind.UNKNOWN_HOST)
-            case ConnectionRefusedError():
-                return RequestFailure(FailureKind.CONNECTION_REFUSED)
-            case OSError(errno=int(number)):
-                return RequestFailure(kind, os.strerror(number).lower())
-    return RequestFailure(kind, str(error).strip(" .") or _DISCONNECTED)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -129,30 +145,25 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             rest += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
 
 
-def _describe_tls_error(error: ssl.SSLError) -> str:
-    reason: str | None = error.reason
-    return (reason or str(error)).lower().replace("_", " ")
-
-
 class BodyCollector:
     """The body of a response, up to `MAX_RESPONSE_BODY` bytes.
 
-    Raises UnexpectedEncoding: httpx decodes a piece whole, and 1 KiB compressed twice may be 1 GiB.
+    Raises UnusableBody: httpx decodes a piece whole, and 1 KiB compressed twice may be 1 GiB.
     """
 
     def __init__(self, response: httpx.Response) -> None:
         encoding = response.headers.get("Content-Encoding", "").strip().lower()
         if encoding not in _ENCODINGS:
-            raise UnexpectedEncoding(f"the answer has the Content-Encoding {encoding!r}, not gzip")
+            raise UnusableBody(f"the answer has the Content-Encoding {encoding!r}, not gzip")
         self._response = response
         self._pieces: list[bytes] = []
         self._room = MAX_RESPONSE_BODY
 
     def add(self, piece: bytes) -> None:
-        """Add a piece. Raises BodyTooLarge."""
+        """Add a piece. Raises UnusableBody."""
         self._room -= len(piece)
         if self._room < 0:
-            raise BodyTooLarge("too large")
+            raise UnusableBody(f"the answer is larger than {format_size(MAX_RESPONSE_BODY)}")
         self._pieces.append(piece)
 
     def make_response(self) -> Response:
@@ -163,12 +174,8 @@ class BodyCollector:
         return Response(self._response.status_code, headers, b"".join(self._pieces))
 
 
-class BodyTooLarge(httpx.TransportError):
-    """A body of more than `MAX_RESPONSE_BODY` bytes."""
-
-
-class UnexpectedEncoding(httpx.TransportError):
-    """A body compressed more than once, or not by gzip."""
+class UnusableBody(httpx.TransportError):
+    """A body that is too large, or compressed more than once or not by gzip."""
 
 
 @attrs.frozen
@@ -333,7 +340,7 @@ class Client(ClientSettings):
         try:
             pool = self._get_pool()
         except HTTPX_PROXY_ERRORS as error:
-            return RequestFailure(FailureKind.INVALID_PROXY, str(error))
+            return explain_proxy_settings(error, self.server)
         headers, content, timeout = dict(request.headers), None, request.timeout
         with ExitStack() as opened:
             if request.form is not None:
@@ -352,7 +359,7 @@ class Client(ClientSettings):
                         body.add(piece)
                     return body.make_response()
             except HTTPX_REQUEST_ERRORS as error:
-                return classify_error(error, request, timeout)
+                return explain_error(error, self.server, request, timeout)
 
     def _get_pool(self) -> httpx.Client:
         process = os.getpid()

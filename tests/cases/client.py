@@ -23,7 +23,7 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from tawebeval.client import AsyncClient, Event, Text
-from tawebeval.client.http import FailureKind, HttpRequest, RequestFailure, Response
+from tawebeval.client.http import HttpRequest, Repetition, RequestFailure, Response
 from tawebeval.config import (
     Configuration,
     EventBufferSettings,
@@ -92,11 +92,12 @@ class MemoryClient(AsyncClient):
         try:
             return await reading.addTimeout(request.get_timeout(len(body)), self.reactor)
         except TookTooLong:
-            return RequestFailure(FailureKind.TIMED_OUT, f"{request.timeout:.0f}")
+            return RequestFailure("no answer", Repetition.ALWAYS)
         except ConnectionRefused:
-            return RequestFailure(FailureKind.CONNECTION_REFUSED)
+            why = f"cannot connect to {self.server}: connection refused"
+            return RequestFailure(why, Repetition.IF_SERVER_MAY_START)
         except ResponseFailed:
-            return RequestFailure(FailureKind.BROKEN_CONNECTION, "lost")
+            return RequestFailure("lost", Repetition.ALWAYS)
 
     def _read(self, response: Any) -> Deferred[Response]:
         headers = {

@@ -92,8 +92,8 @@ class AsyncClientTests(SynchronousTestCase):
 
     def test_failures_are_classified_and_the_exchange_has_a_time_limit(self) -> None:
         for transport, words in (
-            (Silent(), "no answer from it within 0 seconds"),
-            (Failing(httpx.ReadError("cut.")), "the connection to it broke: cut"),
+            (Silent(), "no answer from http://a within 0 seconds"),
+            (Failing(httpx.ReadError("cut.")), "the connection to http://a broke: cut"),
             (httpx.MockTransport(lambda _: httpx.Response(200, content=b"xx")), "larger than"),
         ):
             self.patch(values_module, "MAX_RESPONSE_BODY", 1)
@@ -102,7 +102,7 @@ class AsyncClientTests(SynchronousTestCase):
             async def main(client: AsyncClient = client) -> Any:
                 return await client.exchange(HttpRequest("GET", "http://a/", timeout=0.05))
 
-            self.assertIn(words, asyncio.run(main()).explain("it"))
+            self.assertIn(words, asyncio.run(main()).message)
 
     def test_unusable_proxy_of_the_environment_is_reported(self) -> None:
         self.patch(os, "environ", {**os.environ, "HTTP_PROXY": "other://a", "NO_PROXY": ""})

@@ -16,12 +16,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.client.http import (
     Content,
     EvaluationGone,
-    FailureKind,
     Forbidden,
     HttpRequest,
     InvalidRequest,
     NamedFile,
     Refused,
+    Repetition,
     RequestFailure,
     Response,
     SubmissionForm,
@@ -38,34 +38,25 @@ BASE = "https://judge.example.org/base"
 class FailureTests(SynchronousTestCase):
     """`RequestFailure`."""
 
-    def test_each_kind_of_failure_has_a_sentence_of_one_line(self) -> None:
-        for kind in FailureKind:
-            for base in (BASE, "http://[::1]:8080"):
-                words = RequestFailure(kind, "\x1b[31m{base}\n" * 5).explain(base)
-                self.assertTrue(words.isprintable(), words)
-                self.assertIn(base, words)
-        self.assertIn("or try https://a", RequestFailure(FailureKind.NOT_HTTP).explain("http://a"))
-        self.assertIn(
-            "or try http://a:81", RequestFailure(FailureKind.NOT_TLS).explain("https://a:81")
-        )
-
     def test_failure_is_permanent_if_the_next_attempt_would_fail_alike(self) -> None:
-        for kind, base, server_has_answered, can_wait, final in (
-            (FailureKind.BROKEN_CONNECTION, BASE, False, False, False),
-            (FailureKind.TIMED_OUT, BASE, False, False, False),
-            (FailureKind.UNTRUSTED_CERTIFICATE, BASE, True, True, True),
-            (FailureKind.NOT_JSON, BASE, True, True, True),
-            (FailureKind.UNKNOWN_HOST, BASE, False, True, True),
-            (FailureKind.UNKNOWN_HOST, BASE, True, False, False),
-            (FailureKind.CONNECTION_REFUSED, BASE, False, False, False),
-            (FailureKind.CONNECTION_REFUSED, "http://localhost", False, False, True),
-            (FailureKind.CONNECTION_REFUSED, "http://localhost", True, False, False),
-            (FailureKind.CONNECTION_REFUSED, "http://localhost", False, True, False),
+        local = "http://localhost"
+        for repetition, base, server_has_answered, can_wait, final in (
+            (Repetition.ALWAYS, BASE, False, False, False),
+            (Repetition.NEVER, BASE, True, True, True),
+            (Repetition.IF_NAME_IS_KNOWN, BASE, False, True, True),
+            (Repetition.IF_NAME_IS_KNOWN, BASE, True, False, False),
+            (Repetition.IF_SERVER_MAY_START, BASE, False, False, False),
+            (Repetition.IF_SERVER_MAY_START, local, False, False, True),
+            (Repetition.IF_SERVER_MAY_START, local, True, False, False),
+            (Repetition.IF_SERVER_MAY_START, local, False, True, False),
         ):
-            found = RequestFailure(kind).is_permanent(
+            found = RequestFailure("x", repetition).is_permanent(
                 base, server_has_answered=server_has_answered, can_wait=can_wait
             )
-            self.assertEqual(found, final, (kind, base, server_has_answered, can_wait))
+            self.assertEqual(found, final, (repetition, base, server_has_answered, can_wait))
+
+    def test_message_has_no_control_characters(self) -> None:
+        self.assertEqual(RequestFailure("\x1b[31m\n").message, "\\x1b[31m\\n")
 
     def test_names_and_addresses_of_this_machine_are_loopback(self) -> None:
         for base, expected in (
@@ -92,15 +83,19 @@ class ResponseTests(SynchronousTestCase):
             raise ValueError("odd")
 
         json = {"content-type": "Application/JSON; charset=utf-8"}
-        for headers, body, expected in (
-            ({}, b"{}", RequestFailure(FailureKind.NOT_JSON, "a body of no declared type")),
-            ({"content-type": "text/html"}, b"", RequestFailure(FailureKind.NOT_JSON, "text/html")),
-            (json, b"{}", RequestFailure(FailureKind.UNEXPECTED, "odd")),
-            (json, b'{"a', RequestFailure(FailureKind.BROKEN_CONNECTION, "odd")),
+        other = "http://a is not a tawebeval server: it sends "
+        for headers, body, words, repetition in (
+            ({}, b"{}", f"{other}a body of no declared type", Repetition.NEVER),
+            ({"content-type": "text/html"}, b"", f"{other}text/html", Repetition.NEVER),
+            (json, b"{}", "http://a: odd", Repetition.NEVER),
+            (json, b'{"a', "the connection to http://a broke: odd", Repetition.ALWAYS),
         ):
-            self.assertEqual(parse_response(Response(200, headers, body), refuse), expected)
+            failure = parse_response("http://a", Response(200, headers, body), refuse)
+            assert isinstance(failure, RequestFailure)
+            self.assertTrue(failure.message.startswith(words), failure)
+            self.assertIs(failure.repetition, repetition)
         response = Response(200, json, b"1")
-        self.assertEqual(parse_response(response, lambda one: one.body), b"1")
+        self.assertEqual(parse_response("http://a", response, lambda one: one.body), b"1")
 
     def test_form_may_be_sent_at_4096_bytes_per_second(self) -> None:
         self.assertEqual(HttpRequest("POST", "", timeout=60).get_timeout(40_960), 70)

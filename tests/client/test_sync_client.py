@@ -213,7 +213,7 @@ class SyncClientTests(SynchronousTestCase):
                 begun = time.monotonic()
                 outcome = self.exchange(client, HttpRequest("GET", f"{server.url}/", timeout=0.3))
                 self.assertLess(time.monotonic() - begun, PATIENCE / 2)
-            self.assertEqual(outcome.explain("it"), "no answer from it within 0 seconds")
+            self.assertIn("within 0 seconds", outcome.message)
 
     def test_form_that_the_server_takes_slowly_ends_at_the_deadline(self) -> None:
         self.patch(http_module, "_SLOWEST", 1 << 40)
@@ -223,7 +223,7 @@ class SyncClientTests(SynchronousTestCase):
         with Client(server.url) as client:
             request = HttpRequest("POST", f"{server.url}/", form=form, timeout=0.3)
             outcome = self.exchange(client, request)
-        self.assertEqual(outcome.explain("it"), "no answer from it within 0 seconds")
+        self.assertIn("within 0 seconds", outcome.message)
         self.assertFalse(was_taken.is_set())
 
     def test_connection_has_a_time_limit_of_its_own(self) -> None:
@@ -235,7 +235,7 @@ class SyncClientTests(SynchronousTestCase):
             outcome = self.exchange(
                 client, HttpRequest("GET", "http://a/", timeout=timeout, connect_timeout=5)
             )
-            self.assertIn(words, outcome.explain("it"))
+            self.assertIn(words, outcome.message)
 
     def test_too_large_body_is_not_read_further(self) -> None:
         self.patch(values_module, "MAX_RESPONSE_BODY", 1000)
