@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,9 +26,10 @@ from tawebeval.client import (
 )
 from tawebeval.client.operations import LONGEST_WAIT
 from tawebeval.core.form import get_base_name
-from tawebeval.core.segi import MARKER_SIZE, find_marker_variable
 from tawebeval.linux.privileges import get_user_name
 
+_MARKER = re.compile("~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
+_MARKER_SIZE = 64  # characters, at most
 _WAITING = ("queued", "fetching")  # states before the evaluator runs
 
 
@@ -209,11 +211,12 @@ class EventDisplay:
         self._screen.draw_status()
 
     def _check_markers(self, event: Event) -> None:
+        """Warn of the first marker in text: it counts only as a whole line."""
         line = self._line + event.text if isinstance(event, Text) else ""
-        self._line = line.rpartition("\n")[2][-MARKER_SIZE:]
-        variable = find_marker_variable(line)
-        if variable is not None and not self._is_warned:
+        self._line = line.rpartition("\n")[2][-_MARKER_SIZE:]
+        if not self._is_warned and (found := _MARKER.search(line)):
             self._is_warned = True
+            variable = f"EVALUATION_{found[1]}_{found[2]}".upper()
             self._screen.show_message(
                 f"warning: {variable} is not alone on its line, or ends no block: the block is"
                 " shown as text; print newlines before and after it (`printf '\\n'`)",

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from tawebeval.core.tokens import generate_token
 from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
@@ -249,6 +248,9 @@ def new(name: str, read: bool, rate: int | None, problems: tuple[str, ...]) -> N
     evaluations of NAME: a token for somebody who only looks has the NAME of the caller that
     submits, and --read.
     """
+    # Imported late: other commands do without hashlib.
+    from tawebeval.core.tokens import generate_token
+
     try:
         made, line = generate_token(
             name,

@@ -296,9 +296,6 @@ _LINE_EXCERPT = 200  # characters of a wrong line, in its error
 _NESTING = 500  # levels of arrays and objects that are parsed at any depth of the stack
 _EXPLAINED = 256 * 1024  # bytes of a value that is checked once more, to explain the error
 _MARKER_START = b"~"  # seldom in text; text without this byte has no marker
-_MARKER = re.compile("~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
-MARKER_SIZE = 64
-"""Characters that a marker has, at most."""
 
 
 @attrs.frozen
@@ -337,16 +334,6 @@ class Markers:
 
 MARKER_VARIABLE_NAMES = tuple(f"EVALUATION_{field.name.upper()}" for field in attrs.fields(Markers))
 """Environment variables that give the markers to the evaluator, in the order of the fields."""
-
-
-def find_marker_variable(text: str) -> str | None:
-    """Return the name of the variable of the first marker in text; None without a marker.
-
-    A marker counts only as a whole line; the parser delivers any other one, and the block that it
-    was to begin, as text. Markers are known by their form, so a client can look for them.
-    """
-    found = _MARKER.search(text)
-    return None if found is None else f"EVALUATION_{found[1]}_{found[2]}".upper()
 
 
 class _State(Enum):

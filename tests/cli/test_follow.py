@@ -81,7 +81,10 @@ class FollowTests(CommandTestCase):
 
     def test_first_marker_within_a_line_is_warned_of(self) -> None:
         identifier = self.line.begin()
-        self.line.child.print(b"x" + self.block("1")[1:] + b"y" + self.block("2")[1:])
+        block = self.block("1")[1:]
+        self.line.child.print(b"x" + block[:20])
+        self.line.settle()
+        self.line.child.print(block[20:] + b"y" + self.block("2")[1:])
         self.line.child.end()
         result = self.run_command("follow", identifier)
         self.assertEqual(result.exit_code, 0)

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
-from tawebeval.cli import main, operator_commands
+from tawebeval.cli import main
+from tawebeval.core import tokens
 from tests.cases.patience import PATIENCE
 
 
@@ -61,7 +62,7 @@ class MainTests(SynchronousTestCase):
             def fail(*_: object, error: OSError = error, **__: object) -> None:
                 raise error
 
-            self.patch(operator_commands, "generate_token", fail)
+            self.patch(tokens, "generate_token", fail)
             result = CliRunner().invoke(main, ["token", "new", "alice"])
             self.assertEqual(result.exit_code, status)
             self.assertEqual("stdout: No space left on device\n" in result.stderr, status == 2)

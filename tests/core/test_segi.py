@@ -21,7 +21,6 @@ from tawebeval.core.segi import (
     add_tools_to_path,
     build_environment,
     find_character_boundary,
-    find_marker_variable,
     is_reserved_variable,
     measure_complete_characters,
     split_long_lines,
@@ -558,13 +557,6 @@ class MarkersTests(SynchronousTestCase):
         self.assertEqual(decode(parser.feed(value + b"\n~DE\n")), [value])
         events = classify(decode(parser.feed(file_block(file))))
         self.assertEqual(events, [PrintedFile("file", "application/octet-stream", file)])
-
-
-class ShownMarkersTests(SynchronousTestCase):
-    def test_marker_in_text_is_named_by_its_variable(self) -> None:
-        for name, marker in Markers.generate(os.urandom).build_environment().items():
-            self.assertEqual(find_marker_variable(f"x{marker} y"), name)
-            self.assertIs(find_marker_variable(marker[:-1]), None)
 
 
 def parse_reads(stdout: bytes, reads: set[int], flushes: set[int]) -> list[str | bytes]:
