@@ -20,7 +20,6 @@ from http import HTTPStatus
 from time import perf_counter
 
 import attrs
-from h11 import LocalProtocolError as NotHTTP
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.interfaces import IPushProducer, IReactorTime
@@ -29,9 +28,7 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 from twisted.web.server import Request
 from twisted.web.websocket import WebSocketResource, WebSocketTransport
-from wsproto import ConnectionType
-from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION, H11Handshake
-from wsproto.utilities import ProtocolError
+from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION
 from zope.interface import implementer
 
 from tawebeval.core.events import WEBSOCKET_MESSAGES, EventBatch, StreamFraming
@@ -46,7 +43,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.reading import EventSubscription
 from tawebeval.web.server.channel import ApiRequest
-from tawebeval.web.server.messages import get_header_elements, get_header_values
+from tawebeval.web.server.messages import get_header_elements, get_header_values, set_headers
 
 MAX_STREAM_WRITE_BYTES = 64 * 1024
 """Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
@@ -279,59 +276,45 @@ def is_websocket_request(request: Request) -> bool:
 
 
 def prepare_handshake(request: Request) -> None:
-    """Check a handshake, and keep of its request only the headers that a handshake needs.
+    """Check a handshake, which Twisted would refuse in plain text; keep no other headers.
 
     Raises: UnsupportedWebSocketVersion, MalformedRequest, HeaderTooLarge.
     """
-    version = _join_header(request.requestHeaders, "Sec-WebSocket-Version")
-    if version and version != WEBSOCKET_VERSION:
-        _set_version(request)
+    headers = request.requestHeaders
+    version, key = (
+        b", ".join(get_header_values(headers, name))
+        for name in ("Sec-WebSocket-Version", "Sec-WebSocket-Key")
+    )
+    supported = {b"Sec-WebSocket-Version": WEBSOCKET_VERSION}
+    if version != WEBSOCKET_VERSION:
         # RFC 9110, section 15.5.22: 426 names the protocol.
-        request.setHeader(b"Upgrade", WEBSOCKET_UPGRADE)
-        request.setHeader(b"Connection", b"Upgrade")
+        upgrade = {b"Upgrade": WEBSOCKET_UPGRADE, b"Connection": b"Upgrade"}
+        set_headers(request, {**supported, **upgrade})
         raise UnsupportedWebSocketVersion(
             f"Sec-WebSocket-Version: {version[:80].decode('latin-1')!r} is not supported; "
             f"supported: {WEBSOCKET_VERSION.decode()}"
         )
-    key = _join_header(request.requestHeaders, "Sec-WebSocket-Key")
+    wrong = ""
     if not _KEY.fullmatch(key):  # wsproto does not check it
-        raise _refuse_handshake(
-            request,
-            f"the Sec-WebSocket-Key {key[:80].decode('latin-1')!r} is not the base64 of 16"
-            " bytes (24 characters that end in '==')",
+        wrong = (
+            f"the Sec-WebSocket-Key {key[:80].decode('latin-1')!r} is not the base64 of 16 bytes"
+            " (24 characters that end in '==')"
         )
-    # Twisted and wsproto read only the last line of each, only one protocol, and all other headers.
-    pairs = [
-        (b"Host", _join_header(request.requestHeaders, "Host")),
-        (b"Upgrade", WEBSOCKET_UPGRADE),
-        (b"Connection", _join_header(request.requestHeaders, "Connection")),
-        (b"Sec-WebSocket-Version", version),
-        (b"Sec-WebSocket-Key", key),
-    ]
-    request.requestHeaders = Headers({name: [value] for name, value in pairs})
-    try:
-        H11Handshake(ConnectionType.SERVER).initiate_upgrade_connection(pairs, request.path)
-    except UnicodeError:  # whose message speaks of codecs
-        raise _refuse_handshake(
-            request, "the host is not a name, or a header is not ASCII"
-        ) from None
-    except (ProtocolError, NotHTTP) as error:
-        raise _refuse_handshake(request, str(error)) from None
-
-
-def _refuse_handshake(request: Request, wrong: str) -> MalformedRequest:
-    """Return the refusal of a handshake; set the header with the supported version."""
-    _set_version(request)
-    return MalformedRequest(f"malformed WebSocket handshake: {wrong}")
-
-
-def _join_header(headers: Headers, name: str) -> bytes:
-    """Return a list header, whether it is sent in one line or in several."""
-    return b", ".join(get_header_values(headers, name))
-
-
-def _set_version(request: Request) -> None:
-    request.setHeader(b"Sec-WebSocket-Version", WEBSOCKET_VERSION)
+    elif "upgrade" not in map(str.lower, get_header_elements(headers, "Connection")):
+        wrong = "the header Connection has no `Upgrade`"
+    if wrong:
+        set_headers(request, supported)
+        raise MalformedRequest(f"malformed WebSocket handshake: {wrong}")
+    # wsproto reads only the last line of each, and decodes the host, which nothing needs.
+    request.requestHeaders = Headers(
+        {
+            b"Host": [b"localhost"],
+            b"Upgrade": [WEBSOCKET_UPGRADE],
+            b"Connection": [b"Upgrade"],
+            b"Sec-WebSocket-Version": [version],
+            b"Sec-WebSocket-Key": [key],
+        }
+    )
 
 
 async def send_websocket_messages(

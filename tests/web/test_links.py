@@ -181,20 +181,6 @@ class LinkTests(LinkTestCase):
 
 
 class TokenlessTests(WebTestCase):
-    def test_poll_by_a_link_in_the_header_acknowledges_nothing(self) -> None:
-        identifier = self.evaluate()
-        self.child.print(b"a\n")
-        path = f"/evaluation/{identifier}"
-        link = self.request("POST", f"{path}/links").json()["link"]
-        connection = self.connect()
-        for sent, status in ((link, 200), (link[:-1], 401)):
-            headers = {"Host": "localhost", "Authorization": f"Bearer {sent}"}
-            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            connection.send(f"GET {path}/events?after=1 HTTP/1.1\r\n{lines}\r\n".encode())
-            self.assertEqual(connection.answer().status, status)
-        self.assertEqual(self.page(identifier)["data"], [{"type": "text", "payload": "a"}])
-        self.request("DELETE", f"{path}/links", 204)
-
     def test_links_that_expire_first_give_way_with_their_readers(self) -> None:
         paths = [f"/evaluation/{self.evaluate()}" for _ in range(3)]
         lifetimes = [100, 50, 70]

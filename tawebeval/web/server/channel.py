@@ -196,6 +196,8 @@ _WEBSOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send
 _TOO_BIG = 1009  # close code beyond them
 # RFC 9112, section 3. Later versions of HTTP have no such line.
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-\xb0]+) (HTTP/1\.[01])")
+_HEADER_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\0\r\n]*")
+_FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
 
 
 class ApiChannel(HTTPChannel):
@@ -382,22 +384,23 @@ class ApiChannel(HTTPChannel):
     def headerReceived(self, line: bytes) -> bool:
         """Take a header; return False if it is refused.
 
-        Twisted would take a length of any digits, and "identity", which RFC 9112 does not have any
-        more.
+        Twisted has the framing of bodies and the odd lines; it would take a length of any digits,
+        and "identity", which RFC 9112 does not have any more. The other lines would take it longer.
         """
-        name, _, value = line.lower().partition(b":")
-        value = value.strip(b" \t")
-        wrong = ""
-        if line[:1] in (b" ", b"\t"):
-            wrong = "a header begins with a space (RFC 9112, section 5.2)"
-        elif name == b"content-length" and len(value) > _DIGITS:
-            wrong = "Content-Length: not a length"
-        elif name == b"transfer-encoding" and (value != b"chunked" or self._version != b"HTTP/1.1"):
+        name, _, value = line.partition(b":")
+        value, kind = value.strip(b" \t"), name.lower()
+        if kind not in _FRAMING_HEADERS and _HEADER_LINE.fullmatch(line):
+            self.requests[-1].requestHeaders.addRawHeader(name, value)
+            return True
+        coding = value.lower(), self._version
+        if kind == b"content-length" and len(value) > _DIGITS:
+            self._refuse(_BAD_REQUEST, "Content-Length: not a length")
+        elif kind == b"transfer-encoding" and coding != (b"chunked", b"HTTP/1.1"):
             wrong = "Transfer-Encoding: only chunked is supported, in HTTP/1.1"
-        if wrong:
             self._refuse(_BAD_REQUEST, wrong)
-            return False
-        return bool(super().headerReceived(line))
+        else:
+            return bool(super().headerReceived(line))
+        return False
 
     def allHeadersReceived(self) -> None:
         """Take the end of a request head."""
@@ -416,9 +419,8 @@ class ApiChannel(HTTPChannel):
 
         Twisted overlooks `close` before a comma, and in a second line.
         """
-        values = request.requestHeaders.getRawHeaders(b"Connection")
-        options = b",".join(values).lower().split(b",") if values else ()
-        if b"close" in (option.strip(b" \t") for option in options):
+        values = request.requestHeaders.getRawHeaders(b"Connection", ())
+        if values and b"close" in map(bytes.strip, b",".join(values).lower().split(b",")):
             request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
             return False
         return version == b"HTTP/1.1"

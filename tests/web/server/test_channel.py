@@ -114,25 +114,6 @@ class MalformedTests(RawTestCase):
             self.assertIn(answer.status, statuses, target)
             self.assertEqual("Location" in answer.headers, answer.status == 308, target)
 
-    def test_http_1_0_has_one_request_for_each_connection(self) -> None:
-        connection = self.connect()
-        connection.send(b"GET /health HTTP/1.0\r\n\r\n")
-        self.assertEqual(connection.answer().status, 200)
-        self.assertTrue(connection.closed)
-
-    def test_connection_serves_one_request_after_the_other(self) -> None:
-        connection = self.connect()
-        for line, status in (
-            ("GET /health", 200),
-            ("GET /nowhere", 404),
-            ("GET /evaluation/x", 404),
-            ("OPTIONS /evaluate", 204),
-            ("GET /health", 200),
-        ):
-            connection.request(line)
-            self.assertEqual(connection.answer().status, status)
-        self.assertFalse(connection.closed)
-
     def test_close_among_other_options_closes(self) -> None:
         for options in ("close, x", "x,close", "Close", "x\r\nConnection: close"):
             connection = self.connect()
@@ -308,9 +289,6 @@ class FramingTests(RawTestCase):
                 self.assertEqual(statuses(connection), [b"400"], name)
                 self.check_raw(connection.answer(), 400)
                 self.assertTrue(connection.closed, name)
-
-    def test_request_for_two_hosts_is_400(self) -> None:
-        self.refuse(400, b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n")
 
     def test_http_1_0_has_no_chunks(self) -> None:
         start = b"POST /nowhere HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"

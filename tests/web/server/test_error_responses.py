@@ -53,10 +53,6 @@ class RouteTests(WebTestCase):
         make_app(self.service.context)
         self.assertGreaterEqual(len(functions), 5)
 
-    def test_unknown_path_is_404(self) -> None:
-        for path in ("/nowhere", "/evaluations/", "/evaluation", "/evaluation/", "/evaluation/x/y"):
-            self.request("GET", path, 404)
-
     def test_no_spelling_of_a_path_leads_around_its_form(self) -> None:
         for path in ("/evaluate/", "/%65valuate", "/evaluate%20", "//evaluate", "/./evaluate"):
             connection = self.connect()

@@ -239,11 +239,3 @@ class AnswerTests(SlowTestCase):
             connection.channel.resumeProducing()
         self.assertFalse(connection.closed)
         connection.lose()
-
-    def test_client_that_goes_before_taking_its_answer_leaves_nothing(self) -> None:
-        connection = self.connect()
-        connection.channel.pauseProducing()
-        connection.send(START + b"\r\n" + START)
-        connection.lose()
-        self.assertEqual(connection.channel.requests, [])
-        self.assertEqual(self.service.reactor.getDelayedCalls(), [])
