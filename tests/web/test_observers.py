@@ -8,8 +8,8 @@ from typing import Any
 
 from tawebeval.core.tokens import generate_token
 from tests.cases.web import CAPACITY, END, StreamTestCase
-from tests.fakes.clients import MULTIPART, Answer, Service, form, head, parts
-from tests.fakes.streams import FOLLOWERS, Follower, LineFollower, SocketFollower, parse
+from tests.fakes.clients import MULTIPART, Answer, Service, form, parts
+from tests.fakes.streams import FOLLOWERS, Follower, LineFollower, SocketFollower
 
 
 class ObserverTestCase(StreamTestCase):
@@ -57,24 +57,6 @@ class ObserverTestCase(StreamTestCase):
 
 
 class PageTests(ObserverTestCase):
-    def test_observer_reads_every_page_to_the_end(self) -> None:
-        for make in (
-            lambda identifier, after: f"/evaluation/{identifier}/events?after={after}",
-            lambda identifier, after: f"/evaluation/{identifier}/events?after={after}&times=0",
-            lambda identifier, after: f"/evaluation_events?evaluation={identifier}&after={after}",
-        ):
-            identifier = self.begin(b"a\nb\n")
-            self.finish()
-            for after, end in (("", END), ("2", END), (END, None), ("0", END), (END, None)):
-                connection = self.service.connect()
-                wanted = make(identifier, after)
-                connection.send(head(f"GET {wanted}", {"Authorization": self.observer}))
-                self.turn()
-                answer, _ = parse(connection.received)
-                self.assertEqual((answer.status, answer.json()["end"]), (200, end), wanted)
-                connection.lose()
-            self.check_whole(identifier, ["a", "\n", "b", "\n"])
-
     def test_waiting_observer_gets_the_next_events_and_acknowledges_nothing(self) -> None:
         identifier = self.begin(b"a\n")
         path = f"/evaluation/{identifier}/events?after=1&wait=20"

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress
 
 from tawebeval import __version__
-from tawebeval.config import ArchiveSettings, Configuration, HttpSettings
+from tawebeval.config import Configuration, HttpSettings
 from tawebeval.config import ServiceSettings as Process
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.routes import METRICS_MEDIA_TYPE, HealthAndMetrics
@@ -320,19 +320,6 @@ class SubmissionTests(SubmissionTestCase):
         self.assertIn("discarded", self.read(identifier, 410)["detail"])
         self.request("GET", f"/evaluation/{identifier}/events?after=end")
         self.assertIn("over", self.read(identifier, 410)["detail"])
-        self.read("a" * 40, 404)
-
-
-class ArchivedTests(SubmissionTestCase):
-    configuration = Configuration(archive=ArchiveSettings(enabled=True))
-
-    def test_archive_has_the_files_of_a_forgotten_evaluation(self) -> None:
-        identifier = self.evaluate()
-        self.finish()
-        self.request("GET", f"/evaluation/{identifier}/events?after=end")
-        self.service.reactor.pump([0.1, 0.1])
-        self.assertEqual(self.read(identifier), {"files": [FILE]})
-        self.assertEqual(list((self.service.root / "evaluations").iterdir()), [])
         self.read("a" * 40, 404)
 
 
