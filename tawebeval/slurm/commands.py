@@ -42,7 +42,7 @@ JOB_TIME_MARGIN_SECONDS = 120
 """Seconds that a job may last beyond the evaluation's own limits."""
 
 ENDING_STATE = "COMPLETING"
-"""The state of a job until its nodes have ended it; another one follows, with the reason."""
+"""The state of a job that its nodes are to end; another one follows, with the reason."""
 
 COMMAND_TIMEOUT = 15.0
 """Seconds for one command."""
@@ -112,11 +112,6 @@ class QueuedJob:
     state: str
     reason: str = ""
     node: str = ""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether neither node nor controller does anything for it any more."""
-        return not self.is_alive and self.state != ENDING_STATE
 
     @property
     def is_alive(self) -> bool:

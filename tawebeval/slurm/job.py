@@ -59,6 +59,7 @@ from tawebeval.sandbox.bubblewrap import WORKSPACE_MOUNT_POINT, BubblewrapRun, B
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm import node
 from tawebeval.slurm.commands import (
+    ENDING_STATE,
     NODE_PYTHON,
     QueuedJob,
     SlurmCommands,
@@ -472,11 +473,10 @@ class SlurmRun(BubblewrapRun):
         if failure is not None:
             raise failure
 
-    def connect_process(self, run: ProcessProtocol, started: Job) -> TailedProcess:
+    def connect_process(
+        self, run: ProcessProtocol, started: Job, stdout_offset: int = 0
+    ) -> TailedProcess:
         """Let the evaluator on the node drive `run`. Raises: OSError."""
-        return self._connect(run, 0)
-
-    def _connect(self, run: ProcessProtocol, stdout_offset: int) -> TailedProcess:
         state, sandbox = self.state, self._sandbox
         assert state is not None, "it has begun"
         files = ProgramFiles(
@@ -508,7 +508,7 @@ class SlurmRun(BubblewrapRun):
             path = str(self.workspace.state_file)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self.run_limits.count_files(self.workspace)
-        process = self._connect(run, left.stdout_offset)
+        process = self.connect_process(run, self.workspace, left.stdout_offset)
         self._follow()
         self._take_state(state)
         return process
@@ -640,7 +640,7 @@ class SlurmRun(BubblewrapRun):
             return  # srun waits for a controller that is away
         self._doubtful_looks += 1
         looks = GONE_LOOKS if queued is None else 1
-        if queued is not None and not queued.has_ended:  # a node has not told the end
+        if queued is not None and queued.state == ENDING_STATE:
             looks = ENDING_LOOKS
             if self._run is not None and self._doubtful_looks == 1:
                 self._run.suspend_clock()

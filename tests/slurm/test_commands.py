@@ -228,6 +228,11 @@ class CommandTests(SynchronousTestCase):
         (scancel,) = self.asked[1:]
         self.assertEqual(sorted(scancel), [*sorted(map(str, range(1, 301))), "scancel"])
         self.assertFalse(self.commands.counters.is_controller_unreachable)
+        self.commands.unwatch_job(own)
+        for _ in range(20):  # until it is
+            self.look("1|tawebeval-d-1|RUNNING||\n")
+        self.look()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_job_has_a_moment_to_end_with_its_evaluator(self) -> None:
         name = self.commands.make_job_name("a")

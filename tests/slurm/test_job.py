@@ -454,6 +454,8 @@ class RepeatTests(JobCase):
         with before.open("a") as zombie:
             self.queue("NODE_FAIL")
             zombie.write("of a node that came back\n")
+        self.process.resumeProducing()
+        self.pass_time()
         self.assertEqual(self.run_.told, ["suspended"])
         self.assertEqual((self.status.job_id, self.status.retry_count), (None, 1))
         self.assertEqual(self.list_options()[-1], "--exclude=one")
@@ -477,6 +479,51 @@ class RepeatTests(JobCase):
             self.queue("PREEMPTED")
             self.check_loss("preempted")
             self.assertEqual((self.starter.started, self.run_.told[0]), ([], "exited"))
+
+    def test_evaluator_that_has_ended_is_not_begun_again(self) -> None:
+        self.connect()
+        self.tell(status=0, rusage=RUSAGE)
+        self.queue("NODE_FAIL")
+        self.check_loss("node")
+        self.assertEqual(self.starter.started, [])
+
+    def test_evaluator_whose_new_output_cannot_be_read_is_lost(self) -> None:
+        self.connect()
+        self.queue("NODE_FAIL")
+        (self.evaluation.output_directory / "stderr").unlink()
+        self.tell(node="two", pid=8)
+        self.check_loss("lost")
+        self.assertEqual(self.commands.watchers, {})
+
+    def test_output_of_a_lost_node_that_is_read_late_replaces_nothing(self) -> None:
+        self.connect()
+        lost = attrs.evolve(self.lost)
+        self.queue("NODE_FAIL")
+        self.print_text("one\n")
+        self.tell(node="two", pid=8)
+        lost.output_directory.mkdir(parents=True)
+        (lost.output_directory / "stdout").touch()
+        lost.state_file.write_text('{"pid": 5, "start_time": 6}')
+        self.successResultOf(Deferred.fromCoroutine(self.slurm_run._read(lost)))
+        self.print_text("two\n")
+        self.pass_time()
+        self.assertEqual(self.run_.stdout, b"one\ntwo\n")
+
+    def test_evaluator_that_is_stopped_while_its_output_is_looked_at_is_not_begun_again(
+        self,
+    ) -> None:
+        self.connect()
+        run_in_thread = self.sandbox.threads.run_in_thread
+
+        async def stop_after(call: Callable[..., Any], *arguments: Any) -> Any:
+            if call == self.lost.take_output_back:
+                self.process.signal_group(signal.SIGTERM)
+            return await run_in_thread(call, *arguments)
+
+        self.patch(self.sandbox.threads, "run_in_thread", stop_after)
+        self.queue("NODE_FAIL")
+        self.check_loss("node")
+        self.assertEqual(self.starter.started, [])
 
     def test_evaluator_that_waits_to_run_again_can_be_stopped(self) -> None:
         self.connect()
