@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -28,6 +28,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.threadpool import ThreadPool
 
+from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import EvaluationFailure
 
@@ -332,11 +333,11 @@ def resolve_run_slot_count(configured: int) -> int:
 
 
 class FairQueue:
-    """Queue for `taken_slot_count` slots, with at most `queued` waiters, fair between callers.
+    """Queue for `running` slots, with at most `queued` waiters, fair between callers.
 
     A free slot goes to the caller whose last turn is longest ago, and among that caller's waiters
-    to the first. A caller has at most `running_per_caller` slots and `queued_per_caller` waiters; 0
-    sets no such limit. As in `Share`, the part of the anonymous caller is all.
+    to the first. Slots and waiters are counted by a `Share` each, of which `running_per_caller` and
+    `queued_per_caller` are the parts of one caller; 0 stands for the total.
 
     A waiter that is not ready can reserve its turn: others pass the waiter until `acquire_slot`.
     """
@@ -348,14 +349,11 @@ class FairQueue:
         running_per_caller: int = 0,
         queued_per_caller: int = 0,
     ) -> None:
-        self.slot_count = running
-        self._queued = queued
-        self._running_per_caller = running_per_caller or running
-        self._queued_per_caller = queued_per_caller or queued
+        self._slots = Share(SharedResource.SLOTS, running, running_per_caller or None)
+        self._waiters = Share(SharedResource.QUEUE, queued, queued_per_caller or None)
         self._is_dispatching = False
         self._running: dict[str, str] = {}  # callers by the names of holders
         self._suspended: dict[str, str] = {}  # likewise
-        self._counts: Counter[str] = Counter()  # holders, also suspended ones, by caller
         self._callers: dict[str, str] = {}  # those of the waiters, by name
         # By caller in the order of turns: the waiters in their order, with None for one that is not
         # ready. None is empty. Unlike those of a dict, the first item is always found at once.
@@ -363,19 +361,24 @@ class FairQueue:
         self._call_count = 0
 
     @property
+    def slot_count(self) -> int:
+        """Number of slots."""
+        return self._slots.total
+
+    @property
     def taken_slot_count(self) -> int:
         """Number of slots taken."""
-        return len(self._running)
+        return self._slots.used
 
     @property
     def waiter_count(self) -> int:
         """Number of waiters."""
-        return len(self._callers)
+        return self._waiters.used
 
     @property
     def has_free_slot(self) -> bool:
         """Whether a slot is free, perhaps because a waiter is not ready."""
-        return len(self._running) < self.slot_count
+        return self._slots.used < self._slots.total
 
     @property
     def waiting_caller_count(self) -> int:
@@ -385,24 +388,27 @@ class FairQueue:
     def is_full(self, caller: str = ANONYMOUS_CALLER) -> bool:
         """Return whether one more waiter of `caller` would exceed `queued`."""
         # A waiter that is not ready waits beside free slots, which others may have meanwhile.
-        free = self.slot_count - len(self._running) if self._may_run(caller) else 0
-        return len(self._callers) >= self._queued + free
+        slots, waiters = self._slots, self._waiters
+        free = slots.total - slots.used if self._may_run(caller) else 0
+        return waiters.used >= waiters.total + free
 
     def is_caller_quota_exhausted(self, caller: str) -> bool:
         """Return whether one more waiter of `caller` would exceed `queued_per_caller`."""
-        # Otherwise the whole queue is the share, and one caller would be blamed for others.
-        if self._queued_per_caller >= self._queued or caller == ANONYMOUS_CALLER:
+        slots, waiters = self._slots, self._waiters
+        part = waiters.compute_part(caller)
+        if part == waiters.total:  # one caller would be blamed for others
             return False
-        free = self._running_per_caller - self._counts[caller] if self._may_run(caller) else 0
-        return len(self._lines.get(caller, ())) >= self._queued_per_caller + free
+        own = slots.compute_part(caller) - slots.used_by_caller[caller]
+        free = own if self._may_run(caller) else 0
+        return waiters.used_by_caller[caller] >= part + free
 
     def _may_run(self, caller: str) -> bool:
-        part = self.slot_count if caller == ANONYMOUS_CALLER else self._running_per_caller
-        return self.has_free_slot and self._counts[caller] < part
+        return self.has_free_slot and not self._slots.is_part_used_up(caller)
 
     def reserve_queue_place(self, holder: str, caller: str = ANONYMOUS_CALLER) -> None:
         """Wait without being ready: the turn counts from now; `acquire_slot` has to follow."""
         self._callers[holder] = caller
+        self._waiters.take(1, caller)
         self._lines.setdefault(caller, OrderedDict())[holder] = None
 
     def acquire_slot(self, holder: str, caller: str = ANONYMOUS_CALLER) -> Deferred[None]:
@@ -433,11 +439,12 @@ class FairQueue:
     def take_slot_unconditionally(self, holder: str, caller: str = ANONYMOUS_CALLER) -> None:
         """Take a slot, whatever the bounds are."""
         self._running[holder] = caller
-        self._counts[caller] += 1
+        self._slots.take(1, caller)
 
     def release_slot_keep_quota(self, holder: str) -> None:
         """Give back the slot of `holder`, which counts for its caller until `release_slot`."""
         self._suspended[holder] = self._running.pop(holder)
+        self._slots.used -= 1
         self._dispatch_slots()
 
     def release_slot(self, holder: str) -> None:
@@ -445,17 +452,16 @@ class FairQueue:
         if holder in self._callers:
             self._remove_waiter(holder)
             return
-        held = self._running if holder in self._running else self._suspended
-        if holder not in held:
-            return
-        caller = held.pop(holder)
-        self._counts[caller] -= 1
-        if not self._counts[caller]:
-            del self._counts[caller]
-        self._dispatch_slots()
+        if holder in self._suspended:
+            self._running[holder] = self._suspended.pop(holder)
+            self._slots.used += 1
+        if holder in self._running:
+            self._slots.give_back(1, self._running.pop(holder))
+            self._dispatch_slots()
 
     def _remove_waiter(self, holder: str) -> None:
         caller = self._callers.pop(holder)
+        self._waiters.give_back(1, caller)
         del self._lines[caller][holder]
         if not self._lines[caller]:
             del self._lines[caller]
@@ -483,9 +489,7 @@ class FairQueue:
     def _find_next_waiter(self) -> tuple[str, str, Deferred[None]] | None:
         """Return the waiter for a free slot, with its caller; None without one."""
         for caller, line in self._lines.items() if self.has_free_slot else ():
-            # Not by a call, because many callers may be at their limit.
-            part = self.slot_count if caller == ANONYMOUS_CALLER else self._running_per_caller
-            if self._counts[caller] < part:
+            if not self._slots.is_part_used_up(caller):
                 for holder, slot in line.items():
                     if slot is not None:
                         return holder, caller, slot

@@ -19,9 +19,10 @@ The log holds the events from `begin_cursor` to `end_cursor`; an acknowledgement
 before it, and nothing else discards an event.
 
 A *ring* (`EventRing`) holds consecutive events as batches of JSON Lines, with their times. Small
-batches are joined, so that there are few objects. A read cuts a batch where the page ends, so that
-the next read finds its place at once. A mark for each change of the time has the time and the
-cursor of its first event, so times cost little where events are printed quickly.
+batches are joined, so that there are few objects. A read cuts a batch where it begins and ends, so
+that the next read finds its place at once, however often somebody asks. A mark for each change of
+the time has the time and the cursor of its first event, so times cost little where events are
+printed quickly.
 
 A *segment* is a number of consecutive events, and their source: a checkpoint of the parser and the
 place in stdout from which the parser went on there. `EventMemory` bounds the bytes of all logs
@@ -374,13 +375,17 @@ class EventRing:
             return EventBatch(batch.count, lines)
         if after_cursor == self.end_cursor:
             return EMPTY_BATCH
+        index, skipped = 0, after_cursor - self.begin_cursor
+        while skipped >= self.batches[index].count:
+            skipped -= self.batches[index].count
+            index += 1
+        start = measure_first_events(self.batches[index], skipped)
+        if self._cut_batch(index, skipped, start):
+            index, skipped, start = index + 1, 0, 0
         taken: list[bytes] = []
-        count, skipped = 0, after_cursor - self.begin_cursor
-        for index, batch in enumerate(self.batches):
-            if skipped >= batch.count:
-                skipped -= batch.count
-                continue
-            lines, start = batch.lines, measure_first_events(batch, skipped)
+        count = 0
+        for batch in self.batches[index:]:
+            lines = batch.lines
             if len(lines) - start > max_bytes:
                 end = lines.rfind(b"\n", start, start + max_bytes) + 1
                 if not end and not taken:
@@ -389,16 +394,22 @@ class EventRing:
                     taken.append(lines[start:end])
                     taken_count = taken[-1].count(b"\n")
                     count += taken_count
-                    if min(end, len(lines) - end) >= _LEAST_CUT:
-                        cut = EventBatch(skipped + taken_count, lines[:end])
-                        rest = EventBatch(batch.count - cut.count, lines[end:])
-                        self.batches[index : index + 1] = cut, rest
+                    self._cut_batch(index, skipped + taken_count, end)
                 break
             taken.append(lines[start:])
             count += batch.count - skipped
             max_bytes -= len(lines) - start
-            skipped = 0
+            index, skipped, start = index + 1, 0, 0
         return EventBatch(count, b"".join(taken))
+
+    def _cut_batch(self, index: int, count: int, at: int) -> bool:
+        """Cut a batch after its first `count` events, `at` bytes, unless a part would be small."""
+        batch = self.batches[index]
+        if min(at, len(batch.lines) - at) < _LEAST_CUT:
+            return False
+        rest = EventBatch(batch.count - count, batch.lines[at:])
+        self.batches[index : index + 1] = EventBatch(count, batch.lines[:at]), rest
+        return True
 
     def acknowledge(self, before_cursor: int) -> None:
         """Discard the events before `before_cursor`; an older cursor changes nothing."""

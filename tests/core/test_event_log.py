@@ -168,17 +168,19 @@ class ReadTests(SynchronousTestCase):
                 self.assertEqual(ring.read_events(0, limit), numbers(0, min(limit // LINE, 6)))
                 self.assertEqual(ring.read_events(2, limit), numbers(2, min(limit // LINE, 4)))
 
-    def test_large_batch_is_cut_where_a_page_ends_unless_a_part_were_small(self) -> None:
+    def test_read_cuts_a_large_batch_at_both_ends_unless_a_part_were_small(self) -> None:
         page = 300 * LINE  # some 9 KiB
-        for first, end in ((0, 1000), (200, 1000), (0, 310)):
+        for first, end, counts in (
+            (0, 1000, [300, 700]),
+            (200, 1000, [200, 300, 500]),
+            (200, 510, [200, 310]),
+            (10, 320, [320]),
+        ):
             ring = filled(end)
-            self.assertEqual(ring.read_events(first, page), numbers(first, 300))
-            if end == 1000:
-                counts = [first + 300, 700 - first]
+            for _ in range(2):
+                self.assertEqual(ring.read_events(first, page), numbers(first, 300))
                 self.assertEqual([batch.count for batch in ring.batches], counts)
-            else:
-                self.assertEqual(ring.batches, [numbers(0, end)])
-            self.assertEqual(ring.read_events(first, PLENTY), numbers(first, end - first))
+            self.assertEqual(ring.read_events(0, PLENTY), numbers(0, end))
 
     def test_first_event_of_a_page_may_exceed_the_limit(self) -> None:
         for limit in (0, 1, LINE - 1):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 import tawebeval
-from tawebeval.core import shares
 from tawebeval.core.shares import RetrySchedule, Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import CallerQuotaExceeded, ServerBusy
@@ -120,39 +119,28 @@ def measured(interval: float, slots: int = 4) -> RetrySchedule:
 
 class IntervalTests(SynchronousTestCase):
     def test_interval_is_the_mean_of_late_ends(self) -> None:
-        self.assertEqual(RetrySchedule(4).estimate_seconds_between_ends(0), 2.5)
+        self.assertEqual(RetrySchedule(4).interval, 2.5)
         schedule = measured(0.5)
-        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(0.1), 0.5, 2)
-        for number in range(1, 200):
+        self.assertAlmostEqual(schedule.interval, 0.5, 2)
+        for number in range(1, 300):
             schedule.record_evaluation_end(number * 3, are_all_slots_used=True)
-        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(597), 3, 1)
+        self.assertAlmostEqual(schedule.interval, 3, 1)
 
     def test_evaluations_that_end_together_count_as_many(self) -> None:
         schedule = RetrySchedule(100)
         schedule.record_all_slots_used(0)
-        self.assertLess(abs(schedule.estimate_seconds_between_ends(60) - 0.7), 0.2)
         for batch in range(1, 10):
             for number in range(100):
                 schedule.record_evaluation_end(batch * 60 + number / 100, are_all_slots_used=True)
-                self.assertLess(
-                    abs(schedule.estimate_seconds_between_ends(batch * 60 + number / 100) - 0.6),
-                    0.4,
-                )
+                self.assertLess(abs(schedule.interval - 0.6), 0.4)
 
     def test_time_without_waiters_does_not_count(self) -> None:
         schedule = measured(0.5)
         schedule.record_evaluation_end(0.5, are_all_slots_used=False)
-        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(9999), 0.5, 2)
         schedule.record_all_slots_used(9999)
         schedule.record_all_slots_used(9999.2)
         schedule.record_evaluation_end(9999.5, are_all_slots_used=True)
-        self.assertAlmostEqual(schedule.estimate_seconds_between_ends(9999.5), 0.5, 2)
-
-    def test_longer_none_ends_the_later_clients_come_back(self) -> None:
-        schedule = measured(0.5)
-        found = [schedule.estimate_seconds_between_ends(now) for now in (0, 10, 100, 1000)]
-        self.assertEqual(found, sorted(found))
-        self.assertGreater(found[-1], 20)
+        self.assertAlmostEqual(schedule.interval, 0.5, 2)
 
 
 class PlanTests(SynchronousTestCase):
@@ -205,11 +193,3 @@ class PlanTests(SynchronousTestCase):
             self.assertLessEqual(abs(found - expected), 1)
         self.assertEqual(schedule.schedule_retry(0, "bob", 10), own[0])
         self.assertEqual(schedule.schedule_retry(0), 1)
-
-    def test_past_times_of_callers_are_dropped(self) -> None:
-        self.patch(shares, "_PURGED_CALLERS", 10)
-        schedule = RetrySchedule(1)
-        schedule._purge_at = 10
-        for number in range(1000):
-            schedule.schedule_retry(number * 121.0, str(number))
-        self.assertLessEqual(len(schedule._planned), 11)
