@@ -152,7 +152,8 @@ class RetrySchedule:
 
     def __init__(self, slot_count: int) -> None:
         self.interval = _ASSUMED_RUN / slot_count
-        self._measured = max(_MEASURED_ENDS, 2 * slot_count)
+        self._measured = slot_count  # ends in the mean
+        self._most_measured = max(_MEASURED_ENDS, 2 * slot_count)
         self._since: float | None = None  # the last end, or since when all are used; None otherwise
         # The latest time given to a client: of each caller over its share, of all others by None.
         self._planned: dict[str | None, float] = {}
@@ -165,6 +166,7 @@ class RetrySchedule:
     def record_evaluation_end(self, now: float, *, are_all_slots_used: bool) -> None:
         """Note the end of an evaluation, and whether all slots are still in use."""
         if self._since is not None:
+            self._measured = min(self._measured + 1, self._most_measured)
             self.interval += (now - self._since - self.interval) / self._measured
         self._since = now if are_all_slots_used else None
 
