@@ -29,7 +29,6 @@ class Recorder(ProcessProtocol):
     def __init__(self) -> None:
         self.stdout = bytearray()
         self.stderr = bytearray()
-        self.largest = 0  # bytes of stdout that came at once
         self.calls: list[str] = []
         self.first: OneShotEvent[None] = OneShotEvent()
         self.exited: OneShotEvent[ProcessDone | ProcessTerminated] = OneShotEvent()
@@ -41,7 +40,6 @@ class Recorder(ProcessProtocol):
 
     def outReceived(self, data: bytes) -> None:
         self.stdout += data
-        self.largest = max(self.largest, len(data))
         self.first.set_value(None)
 
     def errReceived(self, data: bytes) -> None:

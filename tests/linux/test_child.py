@@ -221,7 +221,7 @@ class OutputTests(ProcessTestCase):
         self.assertEqual(child.calls[-1], "ended")
         self.assertEqual(sorted(child.calls), ["ended", "exited", "stderr lost", "stdout lost"])
 
-    async def test_much_output_arrives_in_order_in_pieces_of_64_kib(self) -> None:
+    async def test_much_output_arrives_in_order(self) -> None:
         script = (
             "import sys\nfor i in range(300000): sys.stdout.write(f'{i}\\n')"
             "\nsys.stderr.write('e' * 500000)"
@@ -230,7 +230,6 @@ class OutputTests(ProcessTestCase):
         await child.ended.wait()
         self.assertEqual(bytes(child.stdout), b"".join(b"%d\n" % i for i in range(300000)))
         self.assertEqual(len(child.stderr), 500000)
-        self.assertLessEqual(child.largest, 2**16)
 
     async def test_child_that_closes_its_outputs_has_not_ended(self) -> None:
         child = self.shell("exec 1>&- 2>&-; exec sleep 600")
