@@ -202,8 +202,9 @@ class FormTests(SynchronousTestCase):
             ],
         )
 
-    # A server cannot tell "%22" from an escaped quotation mark, nor can it of a browser's form.
-    @given(st.text(min_size=1, max_size=20).filter(lambda name: "%" not in name), st.text())
+    # A server cannot tell "%22" from an escaped quotation mark, nor can it of a browser's form; the
+    # parser takes the base name of a path of Windows.
+    @given(st.text(min_size=1, max_size=20).filter(lambda name: not {*name} & {*"%\\"}), st.text())
     def test_any_name_and_text_arrives_unchanged_or_is_refused_before_sending(
         self, filename: str, text: str
     ) -> None:
