@@ -19,7 +19,7 @@ from http import HTTPStatus
 from io import BytesIO
 from ipaddress import ip_address
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -169,13 +169,14 @@ class SubmissionForm:
 
     def open_body(self, opened: ExitStack) -> FormBody:
         """Open the files and return the body; `opened` closes them. Raises OSError. Blocks."""
-        parts: list[bytes | _OpenFile] = []
+        parts: list[bytes | Path] = []
         for name, text in self.fields.items():
             parts += [self._head(name), text.encode(), b"\r\n"]
         for name, content in self.submission.items():
             head = self._head(f"submission[{name}]", _filename(content), isinstance(content, str))
-            parts += [head, _open(_source(content), opened), b"\r\n"]
-        return FormBody([*parts, f"--{self._boundary}--\r\n".encode()])
+            parts += [head, _source(content), b"\r\n"]
+        parts.append(f"--{self._boundary}--\r\n".encode())
+        return FormBody([_open(part, opened) for part in parts])
 
     def _head(self, name: str, filename: str | None = None, is_text: bool = True) -> bytes:
         head = f'--{self._boundary}\r\nContent-Disposition: form-data; name="{_escape(name)}"'
@@ -186,35 +187,32 @@ class SubmissionForm:
         return f"{head}\r\n\r\n".encode()
 
 
-@attrs.frozen
-class _OpenFile:
-    """A file of a form, of which exactly `size` bytes are sent."""
+class _Part(NamedTuple):
+    """A part of a form, of which exactly `size` bytes are sent."""
 
     file: IO[bytes]
     size: int
-    path: Path
+    path: Path | None
 
 
+@attrs.frozen
 class FormBody:
-    """A form as bytes, for one attempt: `length` bytes in `pieces`."""
+    """A form as bytes, for one attempt."""
 
-    def __init__(self, parts: Sequence[bytes | _OpenFile]) -> None:
-        self._parts = parts
-        self.length = sum(len(one) if isinstance(one, bytes) else one.size for one in parts)
+    _parts: Sequence[_Part]
+
+    @property
+    def length(self) -> int:
+        """The number of bytes."""
+        return sum(part.size for part in self._parts)
 
     def iterate_pieces(self) -> Iterator[bytes]:
         """Yield the bytes. Raises OSError, also for a file that has shrunk. Blocks."""
-        for part in self._parts:
-            if isinstance(part, bytes):
-                source: IO[bytes] = BytesIO(part)
-                left = len(part)
-            else:
-                source, left = part.file, part.size
+        for file, left, path in self._parts:
             while left:
-                piece = source.read(min(_PIECE, left))
+                piece = file.read(min(_PIECE, left))
                 if not piece:
-                    assert isinstance(part, _OpenFile)
-                    raise OSError(errno.EIO, "the file has changed while it was sent", part.path)
+                    raise OSError(errno.EIO, "the file has changed while it was sent", path)
                 left -= len(piece)
                 yield piece
 
@@ -243,14 +241,14 @@ def _source(content: Content) -> bytes | Path:
     return content.encode() if isinstance(content, str) else content
 
 
-def _open(source: bytes | Path, opened: ExitStack) -> bytes | _OpenFile:
+def _open(source: bytes | Path, opened: ExitStack) -> _Part:
     if isinstance(source, bytes):
-        return source
+        return _Part(BytesIO(source), len(source), None)
     found = source.stat()
     # A pipe has no length, and may block for ever.
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", source)
-    return _OpenFile(opened.enter_context(source.open("rb")), found.st_size, source)
+    return _Part(opened.enter_context(source.open("rb")), found.st_size, source)
 
 
 MAX_RESPONSE_BODY = 256 << 20
