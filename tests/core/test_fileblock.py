@@ -129,6 +129,7 @@ class HeaderTests(SynchronousTestCase):
     def test_header_goes_on_in_lines_that_begin_with_white_space(self) -> None:
         block = b'Content-Disposition: attachment;\n filename="a b.txt"\nX-Other:\n\tx\n \n\nx'
         self.assertEqual(parse(block).filename, "a b.txt")
+        self.assertEqual(parse(b"Content-Type: a/b;\n \t c=d\n\nx").content_type, "a/b; c=d")
 
     def test_header_lines_may_end_in_a_carriage_return(self) -> None:
         block = (

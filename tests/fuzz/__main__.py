@@ -43,9 +43,6 @@ TARGETS: dict[str, Sequence[str]] = {
         "tests.core.test_segi_checkpoints.SmallStepTests.test_third_process_gives_the_same_events",
         "tests.evaluations.test_run.PropertyTests.test_events_are_those_of_the_reference",
     ),
-    "file-headers": (
-        "tests.fuzz.test_file_headers.FileHeaderTests.test_block_means_what_the_reference_says",
-    ),
     "forms": (
         "tests.fuzz.test_forms.FormTests.test_any_body_is_a_form_or_refused_however_cut",
         "tests.fuzz.test_forms.FormTests.test_bytes_of_files_are_kept_whatever_they_resemble",
