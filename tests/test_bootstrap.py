@@ -51,7 +51,6 @@ class ServiceTests(SynchronousTestCase):
         self.module.run = self.run_command
 
     def run_command(self, *command: str) -> str:
-        """Note a command; an installation brings nginx."""
         self.commands.append(command)
         if "--simulate" in command:
             return (

@@ -17,13 +17,6 @@ from tests.integration.containers import OPTIONS
 from tests.run import ROOT
 
 PROFILE_FILE = ROOT / "etc" / "seccomp.json"
-# What bubblewrap (0.8 to 0.12) and the starter's overlays call besides; with a capability in a
-# user namespace alone.
-SANDBOX = """
-    clone unshare setns mount umount2 pivot_root mount_setattr move_mount open_tree fsopen fsconfig
-    fsmount fspick sethostname prctl seccomp capset openat2 landlock_create_ruleset
-    landlock_add_rule landlock_restrict_self
-"""
 # Of what the unit allows (@system-service), the daemon and git use none of these: keyrings, files
 # by number, other processes' memory, placement in memory, and calls of other architectures.
 NOT_NEEDED = """
@@ -72,16 +65,11 @@ def list_calls(group: str) -> set[str]:
 
 
 class ProfileTests(SynchronousTestCase):
-    """The profile of system calls."""
-
     def test_container_permits_all_that_evaluators_may_call(self) -> None:
         calls = {name for names in seccomp.ALLOWED_CALLS.values() for name in names.split()}
         decided = {*seccomp._REFUSED_ARGUMENTS, *seccomp._refuse_sockets(internet=True)}
         self.assertEqual(sorted((calls | decided) - permitted()), [])
         self.assertIn("clone", decided)
-
-    def test_container_permits_all_that_bubblewrap_calls(self) -> None:
-        self.assertEqual(sorted(set(SANDBOX.split()) - permitted()), [])
 
     def test_container_permits_all_that_the_daemon_calls(self) -> None:
         if shutil.which("systemd-analyze") is None:
@@ -95,12 +83,6 @@ class ProfileTests(SynchronousTestCase):
         self.assertEqual(profile["defaultAction"], "SCMP_ACT_ERRNO")
         (rule,) = (rule for rule in profile["syscalls"] if rule["names"] == ["socket"])
         self.assertEqual(rule["args"], [{"index": 0, "value": 40, "op": "SCMP_CMP_NE"}])
-
-    def test_no_call_has_two_rules(self) -> None:
-        profile = json.loads(PROFILE_FILE.read_text())
-        names = [name for rule in profile["syscalls"] for name in rule["names"]]
-        names = [name for name in names if name != "personality"]
-        self.assertEqual(len(names), len(set(names)))
 
 
 class ComposeTests(SynchronousTestCase):

@@ -28,8 +28,6 @@ THINGS = {thing for use in programs.USES for thing in use.things.split()}.union(
 
 
 class ProgramsTests(SynchronousTestCase):
-    """The programs of tests that are named."""
-
     def test_modules_of_the_table_exist(self) -> None:
         modules = {name for part in run.parts() for name in part}
         for use in programs.USES:
@@ -38,38 +36,6 @@ class ProgramsTests(SynchronousTestCase):
         self.assertEqual(set(programs.FOR_ROOT.split()) - modules, set())
         quick = {f"tests.integration.test_{name}" for name in bare.QUICK}
         self.assertEqual(quick - modules, set(), "tests.machine.bare runs them")
-
-    def test_modules_that_need_root_are_in_the_table(self) -> None:
-        skips = re.compile(r"SkipTest\(.*(root|missing\(\))|import .*ServiceTestCase")
-        paths = (run.ROOT / "tests").rglob("test_*.py")
-        found = {
-            ".".join(path.relative_to(run.ROOT).with_suffix("").parts)
-            for path in paths
-            if path.name != "test_programs.py" and skips.search(path.read_text())
-        }
-        self.assertEqual(found - set(programs.FOR_ROOT.split()), set())
-
-    def test_modules_that_import_helpers_have_their_programs(self) -> None:
-        for helper, program in (
-            ("browser|browser_case", "chromium"),
-            ("slurm_case", "/usr/sbin/slurmd"),
-            ("proxies|proxy_case", "caddy"),
-        ):
-            imports = re.compile(rf"(?m)^from tests\.integration\.({helper}) import ")
-            paths = (run.ROOT / "tests" / "integration").glob("test_*.py")
-            found = {
-                f"tests.integration.{path.stem}"
-                for path in paths
-                if imports.search(path.read_text())
-            }
-            listed = {
-                module
-                for use in programs.USES
-                if program in use.things.split()
-                for module in use.modules.split()
-            }
-            self.assertNotEqual(found, set())
-            self.assertEqual(found - listed, set(), program)
 
     def test_bootstrap_knows_each_package(self) -> None:
         script = (run.ROOT / "scripts" / "bootstrap").read_text()

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, parse_configuration
+from tawebeval.config import Configuration
 from tawebeval.web.streams import HEARTBEAT_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 PROXIES = ROOT / "etc" / "proxies"
-PAGES = ("configure", "scale")
 HAPROXY = ("haproxy.cfg", "haproxy-several.cfg")
 UNITS = {"s": 1, "h": 3600}
 
@@ -27,29 +26,14 @@ OLDER_PHRASES = {414: "Request-URI Too Long"}
 
 
 class ProxiesTests(SynchronousTestCase):
-    """The configurations as they are shipped."""
-
     configuration = Configuration()
 
     def read(self, name: str) -> str:
-        """Return a configuration."""
         return (PROXIES / name).read_text("utf-8")
 
     def seconds(self, name: str, setting: str) -> int:
-        """Return a duration, in seconds."""
         (found,) = re.findall(rf"^\s*{setting} (\d+)([sh]);?$", self.read(name), re.MULTILINE)
         return int(found[0]) * UNITS[found[1]]
-
-    def test_each_file_is_documented_and_names_its_settings(self) -> None:
-        pages = [(ROOT / "docs" / f"{page}.md").read_text("utf-8") for page in PAGES]
-        names = sorted(path.name for path in PROXIES.iterdir())
-        self.assertEqual(names, ["Caddyfile", "haproxy-several.cfg", "haproxy.cfg", "nginx.conf"])
-        for name in names:
-            self.assertIn(f"etc/proxies/{name}", "".join(pages))
-            self.assertIn('[http] trusted_proxies = ["127.0.0.1"]', self.read(name))
-            # Before several daemons evaluations are found by the second part of the path.
-            if name != "haproxy-several.cfg":
-                self.assertIn('[http] base_path = "/judge"', self.read(name))
 
     def test_proxy_closes_idle_connections_first(self) -> None:
         for name, setting in (
@@ -85,9 +69,3 @@ class ProxiesTests(SynchronousTestCase):
                 phrases = {HTTPStatus(status).phrase, OLDER_PHRASES.get(status)}
                 self.assertIn(document["title"], phrases)
                 self.assertEqual(document["detail"], document["message"])
-
-    def test_examples_trust_the_proxy(self) -> None:
-        for name in ("contest", "public"):
-            text = (ROOT / "etc" / "examples" / f"{name}.toml").read_text("utf-8")
-            http = parse_configuration(text).http
-            self.assertEqual(http.trusted_proxies, ("127.0.0.1",), name)

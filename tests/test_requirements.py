@@ -19,7 +19,6 @@ class RequirementsTests(SynchronousTestCase):
     """Files that are committed, and read by pip with `--require-hashes`."""
 
     def read_pins(self, name: str) -> dict[str, str]:
-        """Return the versions in a file, by the canonical names of packages."""
         text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", "")
         pins = {}
         for line in filter(None, (line.partition("#")[0] for line in text.splitlines())):
@@ -30,7 +29,6 @@ class RequirementsTests(SynchronousTestCase):
         return pins
 
     def check(self, name: str, requirements: list[str]) -> None:
-        """Hold that a file has a version of each package that fits."""
         pins = self.read_pins(name)
         for requirement in map(Requirement, requirements):
             version = pins.get(canonicalize_name(requirement.name), "0")

@@ -15,8 +15,6 @@ NAME = re.compile(r"`([\w/]*\btest_\w+)(?:\.py)?`")
 
 
 class SecurityTests(SynchronousTestCase):
-    """The names of test modules."""
-
     def test_named_test_modules_exist(self) -> None:
         names = NAME.findall(DOCUMENT)
         self.assertGreater(len(names), 50)

@@ -26,7 +26,6 @@ from twisted.web.client import ResponseNeverReceived
 
 from tawebeval.daemon.startup import derive_daemon_label
 from tawebeval.linux.starter_client import StarterClient
-from tests.cases.messages import check_words
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.cgroups import enter_cgroup, remove_cgroup
 from tests.integration.client import Client
@@ -95,7 +94,8 @@ class Daemon:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         service = f"\n[service]\ndrain = {drain}\nname = '{name}'\n"
-        (self.folder / "tawebeval.toml").write_text(configuration + service)
+        self.configuration = configuration + service
+        (self.folder / "tawebeval.toml").write_text(self.configuration)
         self._log = self.folder / "log"
         self._checked = 0
         self._environment = environment
@@ -162,8 +162,15 @@ class Daemon:
 
     async def logged(self, words: str, times: int = 1) -> None:
         """Wait until words are in the log, so often: a thread writes it."""
-        check_words(words)
         await until(lambda: self.log.count(words) >= times, f"{words!r} is in the log")
+
+    async def reload(self, tables: str) -> None:
+        """Let it read its configuration again, with these tables at its end."""
+        words = "the configuration: reloaded from"
+        times, file = self.log.count(words), self.folder / "tawebeval.toml"
+        file.write_text(self.configuration + tables)
+        os.kill(self.pid, signal.SIGHUP)
+        await self.logged(words, times + 1)
 
     @property
     def memory(self) -> int:

@@ -14,7 +14,6 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from benchmarks.booted import Connection, installed, missing, wait_until
 from tawebeval.core.tokens import generate_token
-from tests.cases.messages import check_words
 from tests.cases.patience import PATIENCE
 from tests.fakes.world import straw
 from tests.integration.raw import BOUNDARY, body_of, part
@@ -97,7 +96,6 @@ class ServiceTestCase(SynchronousTestCase):
         self.write("/etc/tawebeval/tawebeval.toml", text)
 
     def override(self, *lines: str) -> None:
-        """Change the service as `systemctl edit` does."""
         self.write(_DROP_IN, "\n".join(["[Service]", *lines, ""]))
         self.control("daemon-reload")
 
@@ -110,12 +108,9 @@ class ServiceTestCase(SynchronousTestCase):
         return self.machine.journal("--unit", SERVICE)
 
     def logged(self, words: str) -> None:
-        """Wait until the service has logged these words."""
-        check_words(words)
         wait_until(lambda: words in self.journal(), f"{words!r} is in the journal")
 
     def until(self, what: str, value: str) -> None:
-        """Wait until a property of the service is this."""
         wait_until(lambda: self.show(what) == value, f"{what} is {value!r}")
 
     # A caller

@@ -6,15 +6,14 @@ import json
 import os
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tests.cases.patience import PATIENCE
-from tests.integration.unprivileged import PYTHON_AS_USER, USER, give, temporary_folder
+from tests.integration.harness import COMMAND
+from tests.integration.unprivileged import USER, give, temporary_folder
 
-COMMAND = "from tawebeval.cli import main; main()"
 PRIVATE = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
 OVERLAID = """
 mount -t tmpfs tmpfs /mnt
@@ -30,38 +29,19 @@ class DoctorTests(SynchronousTestCase):
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
         self.temporary.chmod(0o1777)
-        self.programs = self.folder / "bin"
-        self.programs.mkdir()
-        self.file = self.folder / "tawebeval.toml"
-        self.path = os.environ["PATH"]
         self.state, self.cache = (self.folder / "places" / name for name in ("state", "cache"))
-        self.mounts: tuple[str, ...] = ()
-        self.variables: dict[str, str] = {}
 
-    def run_command(
-        self, settings: str = "", before: str = ""
-    ) -> tuple[int, dict[str, list[dict[str, str]]]]:
-        """Return the exit status, and the findings by their parts."""
-        self.file.write_text(settings)
-        self.file.chmod(0o644)
-        script = self.folder / "doctor.py"
-        script.write_text(before + COMMAND)
-        around = sorted(self.folder.rglob("*"))
+    def run_command(self, *around: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+        """Return the exit status, and the findings by their parts; `around` runs the command."""
+        before = sorted(self.folder.rglob("*"))
         ran = subprocess.Popen(
-            [
-                *self.mounts,
-                *(*PYTHON_AS_USER, str(script)),
-                *("doctor", "--json", "--config", str(self.file)),
-            ],
+            [*around, str(COMMAND), "doctor", "--json"],
             env={
                 **os.environ,
-                "PATH": self.path,
                 "TMPDIR": str(self.temporary),
                 "PLACES": str(self.state.parent),
                 "STATE_DIRECTORY": str(self.state),
                 "CACHE_DIRECTORY": str(self.cache),
-                "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent),
-                **self.variables,
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -71,7 +51,7 @@ class DoctorTests(SynchronousTestCase):
         self.addCleanup(ran.kill)
         said, complained = ran.communicate(timeout=PATIENCE)
         self.assertNotIn("Traceback", complained)
-        self.assertEqual(sorted(self.folder.rglob("*")), around)
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
         groups = (path for path, _, _ in os.walk("/sys/fs/cgroup"))
         own = f"tawebeval-doctor-{ran.pid}"
         self.assertEqual([path for path in groups if own in path.split("/")], [])
@@ -94,22 +74,13 @@ class DoctorTests(SynchronousTestCase):
             self.assertEqual({each["health"] for each in found["limits"]}, {"weaker"})
             self.assertIn("cgroup", found["limits"][0]["remedy"])
 
-    def mounted(self, script: str) -> dict[str, list[dict[str, str]]]:
-        """Return what is found where that was mounted over the state and the cache, by root."""
+    def test_overlay_below_the_state_makes_trees_copies(self) -> None:
         if USER is None:
             raise SkipTest("only root can mount")
-        self.mounts = (*PRIVATE, f'{script}exec "$@"', "sh")
-        return self.run_command()[1]
-
-    def make_places(self) -> None:
-        """Make the state and the cache, for the daemon's user."""
         for place in (self.state, self.cache):
             place.mkdir(mode=0o700, parents=True)
             give(place)
-
-    def test_overlay_below_the_state_makes_trees_copies(self) -> None:
-        self.make_places()
-        found = self.mounted(OVERLAID)
+        _, found = self.run_command(*PRIVATE, f'{OVERLAID}exec "$@"', "sh")
         self.assertEqual([each["health"] for each in found["sandbox"]], ["ok"])
         (trees,) = found["trees"]
         self.assertEqual(trees["health"], "weaker")

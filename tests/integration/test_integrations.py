@@ -166,16 +166,16 @@ class IntegrationTests(RepositoryTestCase):
         (self.folder / "class" / "bob" / "a.py").symlink_to("../ann/a.py")
         (self.folder / "class" / "eve").symlink_to("ann")
         (self.folder / "class" / "zoe").mkdir()
+        # No name makes a line of its own, which a continuous integration would obey.
+        (self.folder / "class" / "x\n::stop-commands::x").mkdir()
         Path(os.fsdecode(bytes(self.folder / "class" / "zoe") + b"/\xff")).write_text("good")
         output, status = await self.run_program(program, "judged", "class")
         self.assertEqual(status, 1)
         self.assertIn("student bob: FAILED: 0 files instead of one", output)
         self.assertNotIn("eve", output)
         self.assertIn("student zoe: FAILED: ", output)
-        self.assertIn("1 of 3 passed", output)
-        for name in ("github.yml", "gitlab.yml"):
-            text = (EXAMPLES / name).read_text()
-            self.assertIn("python judge_class.py word_count submissions", text)
+        self.assertIn("student x ::stop-commands::x: FAILED: 0 files", output)
+        self.assertIn("1 of 4 passed", output)
 
     async def test_webhook_receiver_accepts_signed_callbacks_alone(self) -> None:
         port = free_port()
