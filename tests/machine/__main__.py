@@ -77,7 +77,6 @@ class Suite:
         self.passed = self.failed = 0
 
     def say(self, line: str) -> None:
-        """Print a line about this suite."""
         print(f"{SUITES[self._name]}: {line}", flush=True)
 
     def judge(self, line: str) -> None:
@@ -89,12 +88,10 @@ class Suite:
             self.failed += found[1] == "FAILED"
 
     def explain(self, printed: bytes) -> None:
-        """Print the end of what a program has printed."""
         for line in printed.decode(errors="replace").splitlines()[-60:]:
             self.say(f"    {line}")
 
     def run(self) -> None:
-        """Make the machine and the package, boot, and run the checks."""
         work = Path(tempfile.mkdtemp(prefix="tawebeval-qemu-"))
         try:
             self._run(work)
