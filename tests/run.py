@@ -57,7 +57,7 @@ _LONG = (
     *("proxies", "submissions", "lasting", "privileges"),
     *("page_results", "image", "documented_clients", "page_problems"),
     *("limit_attacks", "cli", "libraries", "documented_commands"),
-    *("page_http2", "disk_attacks", "git_attacks", "description", "cut_connections"),
+    *("page_http2", "disk_attacks", "git_attacks", "description"),
     *("examples", "full_disk", "demo", "verdicts"),
 )
 

@@ -35,6 +35,18 @@ MOST = 2**30
 """Bytes that a fetch may add."""
 
 
+def make_sandbox(case: TestCase, folder: Path) -> HelperSandbox:
+    """Return the sandbox of git, with its files in a folder, until the end of a test."""
+    accounts = folder / "accounts"
+    accounts.mkdir()
+    write_sandbox_files(accounts)
+    filters = make_seccomp_filters(internet=True)
+    for descriptor in filters:
+        case.addCleanup(os.close, descriptor)
+    views = tuple(build_system_options(accounts)), tuple(build_network_options())
+    return HelperSandbox(shutil.which("bwrap") or "", filters, *views)
+
+
 class BareRepositoryCase(TestCase):
     """`bare` is the repository in `path`, `source` the one to fetch from, in `folder`.
 
@@ -51,14 +63,7 @@ class BareRepositoryCase(TestCase):
         self.threads = WorkerThreads.create(reactor, 4, "work")
         self.threads.start()
         self.addCleanup(self.threads.stop)
-        accounts = self.folder / "accounts"
-        accounts.mkdir()
-        write_sandbox_files(accounts)
-        filters = make_seccomp_filters(internet=True)
-        for descriptor in filters:
-            self.addCleanup(os.close, descriptor)
-        views = tuple(build_system_options(accounts)), tuple(build_network_options())
-        box = HelperSandbox(shutil.which("bwrap") or "", filters, *views)
+        box = make_sandbox(self, self.folder)
         self.path = self.folder / "cached.git"
         protocols = ("file", "git", "http", "https")
         policy = HostPolicy(allowed_private_networks=("127.0.0.0/8",))

@@ -40,8 +40,6 @@ MISSING = [
 ]
 """What a browser's tests need and do not have."""
 
-SCREENSHOTS = Path(__file__).resolve().parent.parent.parent / "build" / "screenshots"
-
 DESKTOP = (1360, 900, False)
 PHONE = (390, 844, True)
 NARROW = (320, 640, True)
@@ -114,7 +112,6 @@ class Browser:
         await self.do(load)
 
     async def forget(self, origin: str) -> None:
-        """Forget what pages of a server have stored."""
         options = {"origin": origin, "storageTypes": "local_storage"}
         await self.do(lambda driver: driver.execute_cdp_cmd("Storage.clearDataForOrigin", options))
 
@@ -196,13 +193,11 @@ class Browser:
         await self.do(emulate)
 
     async def save_to(self, folder: Path) -> None:
-        """Let files that are saved from now on be put there."""
         options = {"behavior": "allow", "downloadPath": str(folder)}
         command = "Browser.setDownloadBehavior"
         await self.do(lambda driver: driver.execute_cdp_cmd(command, options))
 
-    async def photograph(self, name: str, folder: Path = SCREENSHOTS) -> None:
-        """Write a picture of the whole page into a folder."""
+    async def photograph(self, name: str, folder: Path) -> None:
         options = {"format": "png", "captureBeyondViewport": True}
         found = await self.do(
             lambda driver: driver.execute_cdp_cmd("Page.captureScreenshot", options)
@@ -221,7 +216,6 @@ class Browser:
         ]
 
     async def complaints(self) -> list[str]:
-        """Return what the console has complained of since the last time."""
         entries = await self.do(lambda driver: driver.get_log("browser"))
         return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 

@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 from tests.integration.browser import MISSING, Browser
-from tests.integration.harness import DaemonTestCase
+from tests.integration.harness import CONFIGURATION, DaemonTestCase
+from tests.integration.unprivileged import temporary_folder
 
 PROBLEMS = Path(__file__).resolve().parent.parent.parent / "examples" / "problems"
 TOUR = PROBLEMS / "knights_tour" / "solutions" / "right_open.txt"
@@ -41,6 +42,14 @@ class BrowserTestCase(DaemonTestCase):
 
     def get_browser(self) -> Browser:
         return start_browser()
+
+    def configure_tokens(self, *lines: str, settings: str = "") -> None:
+        """Let the daemon that is started next know tokens, by their lines."""
+        folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, folder)
+        (folder / "tokens").write_text("\n".join(lines))
+        callers = f"\n[callers]\ntokens = '{folder}/tokens'\n{settings}\n"
+        type(self).configuration = CONFIGURATION + callers
 
     async def _check_console(self) -> None:
         found = await self.browser.complaints()
@@ -110,7 +119,6 @@ class PageTestCase(BrowserTestCase):
         return found
 
     async def check_tour(self) -> None:
-        """Hold that what the example has sent is shown."""
         self.assertEqual(
             await self.rows("#goals tbody tr"),
             [["legal", "reached"], ["complete", "reached"], ["closed", "not reached"]],

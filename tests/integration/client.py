@@ -44,7 +44,6 @@ class Answer:
     body: bytes
 
     def header(self, name: str) -> str | None:
-        """Return a header's value, None if it is absent."""
         values = self.headers.getRawHeaders(name)
         return values[0] if values else None
 
@@ -102,7 +101,6 @@ class Client:
         await self._pool.closeCachedConnections()
 
     async def request(self, method: str, path: str, **arguments: Any) -> Answer:
-        """Return the answer to a request, whatever its status."""
         headers = {**self._credentials, **(arguments.pop("headers", None) or {})}
         response = await self.http.request(
             method, self.url + path, timeout=PATIENCE, headers=headers, **arguments
@@ -173,12 +171,10 @@ class Client:
         assert answer.code == 204, answer.body
 
     async def cancel_all(self) -> None:
-        """End all evaluations that this client has begun."""
         for identifier in self.evaluations:
             await self.cancel(identifier)
 
     async def streams(self) -> int:
-        """Return how many streams of events the daemon has."""
         return int(await self.figure("streams"))
 
     async def figure(self, name: str) -> float:
@@ -297,8 +293,6 @@ def failure(events: Iterable[Event], reason: str) -> dict[str, Any]:
 
 @attrs.define
 class SocketReader:
-    """A WebSocket's client, as Twisted has one."""
-
     messages: list[str] = attrs.field(factory=list)
     closed: Deferred[None] = attrs.field(factory=Deferred)
 

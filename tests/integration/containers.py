@@ -31,11 +31,9 @@ class Podman:
         self._storage = ["--root", f"{folder}/storage", "--runroot", f"{folder}/run"]
 
     def build_command(self, *words: str) -> list[str]:
-        """Return the command that runs podman with these arguments."""
         return [*_enter(), "podman", "--cgroup-manager=cgroupfs", *self._storage, *words]
 
     def load(self, archive: Path) -> None:
-        """Load an image. Blocks."""
         self.run("load", "--quiet", "--input", str(archive))
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +50,6 @@ class Podman:
         return done
 
     def remove(self) -> None:
-        """Remove everything. Blocks."""
         if os.geteuid():  # the files belong to other users
             subprocess.run(["podman", "unshare", "rm", "-rf", self._folder], check=True)
         shutil.rmtree(self._folder, ignore_errors=True)

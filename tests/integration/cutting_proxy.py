@@ -1,4 +1,4 @@
-"""A proxy that cuts each connection: before, in or after a response.
+"""A proxy that cuts each connection: in or after a response.
 
 It knows nothing of HTTP. What a client sends counts as a request, what comes back as its
 response, until the client sends again.
@@ -17,7 +17,7 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IAddress, IListeningPort
 from twisted.protocols.portforward import (
     ProxyClient,
     ProxyClientFactory,
@@ -32,10 +32,6 @@ _BUFFER = 32 * 1024  # bytes: what a cut loses here should be little beside what
 class Place(Enum):
     """Where a connection is cut."""
 
-    WITHIN_REQUEST = auto()
-    """When the server has a part of the request, which may be all of it."""
-    BEFORE_RESPONSE = auto()
-    """When the server has answered, before the client has any of that."""
     WITHIN_RESPONSES = auto()
     """When the client has so many bytes of responses."""
     AFTER_RESPONSE = auto()
@@ -45,11 +41,10 @@ class Place(Enum):
 class CuttingProxy(ProxyFactory):
     """Listens on 127.0.0.1 for `port` there, and lets no connection through to its end.
 
-    The first, second, … connection is cut at the next of `places`, over and over; what else
-    happens to it follows from `seed`. Within responses a cut comes after `shortest` to `longest`
-    bytes, of which small numbers are as likely as large ones. A part of the cuts, `rude`, takes
-    along what was on its way; it comes `delay` seconds after the last byte that passed. `cuts`
-    counts them. Without `places` nothing is cut before `stop`.
+    The first, second, … connection is cut at the next of `places`, over and over, as if everything
+    had been said. Within responses a cut comes after `shortest` to `longest` bytes, which `seed`
+    draws; small numbers are as likely as large ones. `cuts` counts them. Without `places` nothing
+    is cut before `stop`.
     """
 
     noisy = False
@@ -57,42 +52,35 @@ class CuttingProxy(ProxyFactory):
     def __init__(
         self,
         port: int,
-        seed: int,
-        places: Sequence[Place] = tuple(Place),
+        seed: int = 0,
+        places: Sequence[Place] = (),
         longest: int = 2**17,
         shortest: int = 1,
-        rude: float = 0.5,
-        delay: float = 0,
     ) -> None:
         super().__init__("127.0.0.1", port)
-        self.delay = delay
         self.cuts: Counter[Place] = Counter()
         self._chance = random.Random(seed)
         self._places = cycle(places)
         self._longest = longest
         self._shortest = shortest
-        self._rude = rude
         self._open: set[_Near | _Far] = set()
         self._closed: Deferred[None] | None = None
         self._listening: IListeningPort | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> _Near:
         """Return a connection, whose fate is drawn here."""
-        place = next(self._places, None)
         span = self._longest / self._shortest
         left = int(self._shortest * span ** self._chance.random())
-        near = _Near(self, place, left, rude=self._chance.random() < self._rude)
+        near = _Near(self, next(self._places, None), left)
         near.factory = self
         return near
 
     async def listen(self, port: int = 0) -> int:
-        """Begin, at a free port or that one, and return it."""
         endpoint = TCP4ServerEndpoint(reactor, port, interface="127.0.0.1")
         self._listening = await endpoint.listen(self)
         return int(self._listening.getHost().port)
 
     async def stop(self) -> None:
-        """Close everything; return when nothing is left."""
         if self._listening is not None:
             await self._listening.stopListening()
         for connection in list(self._open):
@@ -142,14 +130,12 @@ class _Near(ProxyServer):
     peer: _Far | None
     transport: Any
 
-    def __init__(self, proxy: CuttingProxy, place: Place | None, left: int, *, rude: bool) -> None:
+    def __init__(self, proxy: CuttingProxy, place: Place | None, left: int) -> None:
         self.proxy = proxy
         self._place = place
-        self._left = left  # bytes that still pass, where the cut is within something
-        self._rude = rude  # with a reset, rather than as if everything had been said
+        self._left = left  # bytes that still pass, where the cut is within responses
         self._responded = False
         self._cut = False
-        self._ending: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
         self.proxy.opened(self)
@@ -161,11 +147,6 @@ class _Near(ProxyServer):
             return
         if self._place is Place.AFTER_RESPONSE and self._responded:
             self._end()
-        elif self._place is Place.WITHIN_REQUEST:
-            self.peer.transport.write(data[: self._left])
-            self._left -= len(data)
-            if self._left <= 0:
-                self._end()
         else:
             self.peer.transport.write(data)
 
@@ -177,12 +158,9 @@ class _Near(ProxyServer):
             self.transport.write(data[: self._left])
             self._left -= len(data)
             if self._left <= 0:
-                self._cut = True
-                self._ending = reactor.callLater(self.proxy.delay, self._end)
-        elif self._place in (Place.AFTER_RESPONSE, None):
+                self._end()
+        else:
             self.transport.write(data)
-        else:  # a request that was shorter than what passes of it is answered, too
-            self._end()
 
     def _end(self) -> None:
         self._cut = True
@@ -193,10 +171,7 @@ class _Near(ProxyServer):
 
     def _close(self) -> None:
         self.transport.unregisterProducer()
-        if self._rude and self._place is not Place.AFTER_RESPONSE:
-            self.transport.abortConnection()
-        else:
-            self.transport.loseConnection()
+        self.transport.loseConnection()
 
     def server_closed(self) -> None:
         """End when all that the server has said is there."""
@@ -209,8 +184,6 @@ class _Near(ProxyServer):
 
     def connectionLost(self, reason: Failure) -> None:
         self._cut = True
-        if self._ending is not None and self._ending.active():
-            self._ending.cancel()
         self.proxy.closed(self)
         if self.peer is not None:
             self.peer.transport.abortConnection()

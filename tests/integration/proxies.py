@@ -15,8 +15,9 @@ from grp import getgrgid
 from pathlib import Path
 from typing import ClassVar
 
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tests.cases.certificates import make_certificate
-from tests.integration.harness import Daemon, until
+from tests.integration.harness import CONFIGURATION, Daemon, until
 from tests.integration.ports import free_port, listens
 from tests.integration.unprivileged import USER, temporary_folder
 
@@ -27,6 +28,8 @@ NAMES = ("a", "b", "c")
 """The names of several daemons."""
 
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
+
+WAITING = "printf one; exec sleep 600"
 
 
 def changed(text: str, changes: Mapping[str, str]) -> str:
@@ -75,18 +78,15 @@ class Proxy:
 
     @classmethod
     def find(cls) -> str | None:
-        """Return where the program is, if it is installed."""
         return shutil.which(cls.program, path=_PATH)
 
     def configuration(self, text: str, upstream: str, below: bool) -> str:
         raise NotImplementedError
 
     def command(self) -> list[str]:
-        """Return what runs it in the foreground, without the program itself."""
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start the process; `ready` waits until it listens."""
         program = self.find()
         assert program is not None
         with self._log.open("ab") as log:
@@ -100,8 +100,6 @@ class Proxy:
             )
 
     async def ready(self) -> None:
-        """Wait until it listens on both ports."""
-
         def ready() -> bool:
             assert self._process is not None, "start it first"
             assert self._process.poll() is None, f"{self.program} has ended:\n{self.log}"
@@ -167,8 +165,6 @@ class Nginx(Proxy):
 
 
 class HAProxy(Proxy):
-    """HAProxy."""
-
     program = "haproxy"
     file = "haproxy.cfg"
 
@@ -215,8 +211,6 @@ class HAProxyBeforeSeveral(HAProxy):
 
 
 class CheckingHAProxy(HAProxyBeforeSeveral):
-    """HAProxy that soon sees which daemons are ready."""
-
     checks = "inter 200ms fall 2 rise 1"
 
 
@@ -249,3 +243,26 @@ class Caddy(Proxy):
 
     def command(self) -> list[str]:
         return ["run", "--config", self.file, "--adapter", "caddyfile"]
+
+
+def settings(
+    base_path: str = "",
+    trusted: str = "127.0.0.1",
+) -> str:
+    """Return the configuration of a daemon behind a proxy."""
+    return (
+        f"{CONFIGURATION}\n[http]\nbase_path = '{base_path}'\n"
+        f"trusted_proxies = ['{trusted}']\n"
+        f"[log]\nformat = 'json'\naccess = true\n"
+    )
+
+
+def lacking(proxy: type[Proxy]) -> str | None:
+    """Return why the tests of a proxy are skipped, None if they are not."""
+    return None if proxy.find() else f"there is no {proxy.program} (Debian package of that name)"
+
+
+def answered(daemon: Daemon, identifier: str) -> list[str]:
+    """Return the lines of the access log about streams of an evaluation that are over."""
+    path = f"/evaluation/{derive_log_pseudonym(identifier)}/events"
+    return [line for line in daemon.lines if path in line]

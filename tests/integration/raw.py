@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterable
-from select import poll, select
+from select import select
 
 import attrs
 
@@ -38,11 +38,8 @@ class RawAnswer:
 class Connection:
     """A connection to the daemon, on which everything has a deadline."""
 
-    def __init__(self, port: int, receives: int = 0) -> None:
-        """Connect; the kernel keeps about `receives` bytes until they are read, if it is told."""
+    def __init__(self, port: int) -> None:
         self._socket = socket.socket()
-        if receives:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
         self._socket.settimeout(PATIENCE)
         self._socket.connect(("127.0.0.1", port))
         self._file = self._socket.makefile("rb")
@@ -69,45 +66,23 @@ class Connection:
                 return
             rest = rest[self._socket.send(rest[: 64 * 1024]) :]
 
-    def ask(self, data: bytes, *, head: bool = False) -> RawAnswer:
-        """Send a request and return the answer, which for a HEAD has no body."""
+    def ask(self, data: bytes) -> RawAnswer:
         self.send(data)
-        return self.answer(head=head)
+        return self.answer()
 
-    def answer(self, *, head: bool = False) -> RawAnswer:
+    def answer(self) -> RawAnswer:
         _, code, _ = self._file.readline().split(b" ", 2)
         headers = {}
         while line := self._file.readline().strip():
             name, _, value = line.decode().partition(":")
             headers[name.lower()] = value.strip()
-        length = 0 if head or int(code) == 204 else int(headers.get("content-length", -1))
-        if int(code) < 200:
-            length = 0
-        body = self._file.read(length if length >= 0 else None)
+        length = headers.get("content-length")
+        body = self._file.read(None if length is None else int(length))
         return RawAnswer(int(code), headers, body)
 
     def read_until(self, word: bytes) -> None:
         while word not in (line := self._file.readline()):
             assert line, f"{word!r} has not come"
-
-    def rest(self) -> bytes:
-        """Return all that comes until the other side closes."""
-        return self._file.read()
-
-    @property
-    def ended(self) -> bool:
-        """Wait for the other side to close, or to send more than what was read."""
-        try:
-            return self._file.read(1) == b""
-        except ConnectionResetError:
-            return True
-
-    @property
-    def reset(self) -> bool:
-        """Whether the other side has cut it off, whatever is still to be read."""
-        errors = poll()
-        errors.register(self._socket, 0)
-        return bool(errors.poll(0))
 
 
 def part(name: str, content: bytes, filename: str | None = None) -> bytes:
@@ -133,9 +108,3 @@ def head_of(length: int | None, *headers: str, target: str = "/evaluate") -> byt
         *headers,
     ]
     return "\r\n".join([*lines, "", ""]).encode()
-
-
-def chunked(body: bytes, size: int) -> bytes:
-    """Return a body in the chunked transfer coding."""
-    chunks = [body[at : at + size] for at in range(0, len(body), size)]
-    return b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in [*chunks, b""])

@@ -63,7 +63,6 @@ class GitRepository:
         file.chmod(mode)
 
     def link(self, path: str, target: str) -> None:
-        """Make a symbolic link for the next commit."""
         (self.folder / path).symlink_to(target)
 
     def commit(self) -> str:
@@ -156,7 +155,6 @@ class HttpServer:
         self._rest.wait(PATIENCE)
 
     def stop(self) -> None:
-        """Stop listening; may be repeated."""
         self.release()
         if not self._stopped:
             self._stopped = True

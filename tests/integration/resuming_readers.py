@@ -123,8 +123,6 @@ class PageReader(ResumingReader):
 
 
 class PollReader(PageReader):
-    """Reader of pages that waits for more."""
-
     wait = 20
 
 
@@ -151,10 +149,7 @@ class StreamReader(ResumingReader):
 
 
 class LineReader(StreamReader):
-    """Reader of JSON Lines."""
-
     async def read_stream(self) -> None:
-        """Read a stream. Raises: one of `CUTS`."""
         received = bytearray()
         try:
             await self.client.stream(self.path, received.extend, {"Accept": "application/jsonl"})
@@ -169,7 +164,6 @@ class ServerSentReader(StreamReader):
     source: EventSource = attrs.field(factory=EventSource)
 
     async def read_stream(self) -> None:
-        """Read a stream. Raises: one of `CUTS`."""
         headers = {"Accept": "text/event-stream"}
         if self.source.last_event_id:
             headers["Last-Event-ID"] = self.source.last_event_id
@@ -183,10 +177,7 @@ class ServerSentReader(StreamReader):
 
 
 class WebSocketReader(StreamReader):
-    """Reader of a WebSocket."""
-
     async def read_stream(self) -> None:
-        """Read a stream. Raises: one of `CUTS`."""
         socket = SocketReader()
         url = f"ws{self.client.url.removeprefix('http')}{self.path}"
         endpoint = WebSocketClientEndpoint.new(reactor, url)
@@ -199,8 +190,6 @@ class WebSocketReader(StreamReader):
 
 
 class LibraryReader(ResumingReader):
-    """Reader by the project's own client."""
-
     async def read_events(self) -> None:
         await deferToThread(self._read_events)
 

@@ -34,13 +34,11 @@ class KeptDaemon(Daemon):
         super().__init__(configuration, **{STARTER_SOCKET_VARIABLE: str(self.socket)}, **more)
 
     async def start_starter(self) -> None:
-        """Start the starter, and wait until it listens."""
         command = [str(COMMAND), "starter", "--socket", str(self.socket)]
         self._starter = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         await until(self.socket.exists, "the starter listens")
 
     async def start_all(self) -> None:
-        """Start the starter, and then the daemon."""
         await self.start_starter()
         self.start()
         await self.ready()
@@ -50,7 +48,6 @@ class KeptDaemon(Daemon):
         await until(lambda: not self.running, "the daemon has ended")
 
     async def restart(self, number: int = signal.SIGKILL) -> None:
-        """End the daemon by a signal, and start it again."""
         await self.end(number)
         self.start()
         await self.ready()
@@ -95,15 +92,12 @@ class SharedKeptDaemonTestCase(DaemonTestCase):
         return KeptDaemon(self.configuration)
 
     async def start_daemon(self) -> None:
-        """Start the starter, unless it runs, and the daemon."""
         if not self.daemon.socket.exists():
             await self.daemon.start_starter()
         self.daemon.start()
 
 
 class KeptDaemonTestCase(RepositoryTestCase):
-    """Each test has a daemon and a starter of its own."""
-
     configuration = CONFIGURATION
     environment: Mapping[str, str] = {}
     daemon: KeptDaemon

@@ -18,7 +18,6 @@ from tests.integration.client import python
 
 class CallAttacks(AttackCase):
     async def outcomes(self, *tables: dict[str, tuple[object, ...]]) -> Any:
-        """Return the error number of each call."""
         attacked = await self.attack(calls.CALLS, calls.calls_argument(*tables))
         self.assertEqual(attacked.status["state"], "finished", attacked.events)
         return json.loads(attacked.text)
@@ -85,7 +84,6 @@ for name in ("CORE", "NICE", "RTPRIO", "MSGQUEUE"):
         self.assertEqual(found, f"{core}\nNICE 0 0\nRTPRIO 0 0\nMSGQUEUE 0 0\n")
 
     async def run_status(self) -> dict[str, str]:
-        """Return what /proc says of the evaluator."""
         attacked = await self.attack_by("exec cat /proc/self/status")
         return {
             name: value.strip()

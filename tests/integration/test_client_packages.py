@@ -194,7 +194,7 @@ class NodeTests(DaemonTestCase):
             self.assertTrue((self.module / name).exists(), name)
 
     async def test_client_follows_over_cut_connections_and_cancels(self) -> None:
-        proxy = CuttingProxy(self.daemon.port, 5, (Place.WITHIN_RESPONSES,), 40_000, 20_000, rude=0)
+        proxy = CuttingProxy(self.daemon.port, 5, (Place.WITHIN_RESPONSES,), 40_000, 20_000)
         self.addCleanup(proxy.stop)
         cut = f"http://127.0.0.1:{await proxy.listen()}/"
         result = await self.run_node(

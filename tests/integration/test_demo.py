@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -47,15 +46,15 @@ class DemoTests(SynchronousTestCase):
         self.addCleanup(shutil.rmtree, self.folder)
         self.environment = {**os.environ, "TMPDIR": str(self.folder)}
 
-    def start(self, *options: str, **more: Any) -> subprocess.Popen[str]:
-        given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **more}
+    def start(self, *options: str) -> subprocess.Popen[str]:
         demo = subprocess.Popen(
             [sys.executable, "-c", KNIGHT, *options],
             cwd=ROOT,
             env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            **given,
         )
         self.addCleanup(demo.wait)
         self.addCleanup(demo.terminate)
@@ -96,49 +95,26 @@ class DemoTests(SynchronousTestCase):
             done = self.run_command(command)
             self.assertEqual(done.returncode, 0, command + done.stdout + done.stderr)
 
-    def end(self, demo: subprocess.Popen[str], number: int) -> None:
-        """Send a signal, and hold that the demo ends well and leaves nothing behind."""
-        demo.send_signal(number)
-        rest, _ = demo.communicate(timeout=LONG_PATIENCE)
-        self.assertEqual((demo.returncode, rest), (0, "\nStopping the daemon ... stopped.\n"))
-        self.assertEqual(list(self.folder.iterdir()), [])
-
-    def test_kept_demo_is_readable_again_and_again_until_ctrl_c(self) -> None:
-        demo, shown = self.start_and_keep()
-        (base,) = re.findall(r"^    (http://.*)/#evaluations$", shown, re.MULTILINE)
-        for _ in range(2):
+    def test_kept_demo_is_readable_and_its_commands_work_until_a_signal(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            demo, shown = self.start_and_keep()
+            (base,) = re.findall(r"^    (http://.*)/#evaluations$", shown, re.MULTILINE)
+            for _ in range(2):
+                listed = get(f"{base}/evaluations")["data"]
+                self.assertEqual(len(listed), STEPS)
+                for each in listed:
+                    events = get(f"{base}/evaluation/{each['evaluation_id']}/events")
+                    self.assertTrue(events["data"])
+            (drawing,) = re.findall(r"/#evaluation/(\w+)$", shown, re.MULTILINE)
+            self.assertIn(drawing, [each["evaluation_id"] for each in listed])
+            submit, judge = map(self.run_command, self.find_commands(shown))
+            self.assertEqual(submit.returncode, 0, submit.stderr)
             listed = get(f"{base}/evaluations")["data"]
-            self.assertEqual(len(listed), STEPS)
-            for each in listed:
-                self.assertTrue(get(f"{base}/evaluation/{each['evaluation_id']}/events")["data"])
-        (drawing,) = re.findall(r"/#evaluation/(\w+)$", shown, re.MULTILINE)
-        self.assertIn(drawing, [each["evaluation_id"] for each in listed])
-        self.end(demo, signal.SIGINT)
-        self.assertFalse(listens(int(base.rpartition(":")[2])))
-
-    def test_proposed_commands_work_until_sigterm(self) -> None:
-        demo, shown = self.start_and_keep()
-        submit, judge = map(self.run_command, self.find_commands(shown))
-        self.assertEqual(submit.returncode, 0, submit.stderr)
-        (base,) = re.findall(r"^    (http://.*)/#evaluations$", shown, re.MULTILINE)
-        listed = get(f"{base}/evaluations")["data"]
-        self.assertIn(submit.stdout.strip(), [each["evaluation_id"] for each in listed])
-        self.assertEqual(judge.returncode, 0, judge.stderr)
-        self.assertIn("counted right, but in the wrong order", judge.stdout)
-        for guide in "evaluators", "install":
-            self.assertRegex(shown, rf": read \S*docs/{guide}\.md\n")
-        self.end(demo, signal.SIGTERM)
-
-    def test_demo_on_a_terminal_asks_whether_to_keep_the_page(self) -> None:
-        terminal, other = pty.openpty()
-        self.addCleanup(os.close, terminal)
-        demo = self.start(stdin=other, stdout=other)
-        os.close(other)
-        shown = ""
-        while "[Y/n]" not in shown:
-            shown += os.read(terminal, 65536).decode()
-        os.write(terminal, b"n\n")
-        while "stopped." not in shown:
-            shown += os.read(terminal, 65536).decode()
-        self.assertEqual(demo.wait(PATIENCE), 0)
-        self.assertNotIn(LAST_LINE, shown)
+            self.assertIn(submit.stdout.strip(), [each["evaluation_id"] for each in listed])
+            self.assertEqual(judge.returncode, 0, judge.stderr)
+            self.assertIn("counted right, but in the wrong order", judge.stdout)
+            demo.send_signal(number)
+            rest, _ = demo.communicate(timeout=LONG_PATIENCE)
+            self.assertEqual((demo.returncode, rest), (0, "\nStopping the daemon ... stopped.\n"))
+            self.assertEqual(list(self.folder.iterdir()), [])
+            self.assertFalse(listens(int(base.rpartition(":")[2])))

@@ -43,7 +43,6 @@ class DescriptorsTests(DaemonTestCase):
         return int(soft), int(hard)
 
     def allow(self, count: int) -> None:
-        """Let the daemon have so many."""
         become = (
             ("setpriv", f"--reuid={USER.pw_uid}", f"--regid={USER.pw_gid}", "--clear-groups")
             if USER

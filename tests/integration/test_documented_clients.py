@@ -92,7 +92,7 @@ class ProgramTests(DaemonTestCase):
     async def show_cut(self, program: str, name: str, source: str) -> None:
         """Do the same on a line that cuts every first attempt to send the form or get a page."""
         places = (Place.WITHIN_RESPONSES, Place.AFTER_RESPONSE)
-        proxy = CuttingProxy(self.daemon.port, 1, places, longest=SHORTEST_RESPONSE, rude=0)
+        proxy = CuttingProxy(self.daemon.port, 1, places, longest=SHORTEST_RESPONSE)
         self.addCleanup(proxy.stop)
         await self.show(program, name, source, await proxy.listen())
         self.assertGreater(proxy.cuts[Place.WITHIN_RESPONSES], 1)
@@ -115,7 +115,7 @@ class ProgramTests(DaemonTestCase):
     async def test_node_resumes_json_lines(self) -> None:
         program = HURRY + documented("js", "jsonLines") + JSON_LINES
         (self.folder / "lines.mjs").write_text(program)
-        proxy = CuttingProxy(self.daemon.port, 7, (Place.WITHIN_RESPONSES,), 2**14, 1000, rude=0)
+        proxy = CuttingProxy(self.daemon.port, 7, (Place.WITHIN_RESPONSES,), 2**14, 1000)
         self.addCleanup(proxy.stop)
         identifier = await self.begin(COMMAND)
         url = f"http://127.0.0.1:{await proxy.listen()}/evaluation/{identifier}/events"
@@ -130,9 +130,7 @@ class BrowserTests(BrowserTestCase):
     async def stream(self, name: str, longest: int, shortest: int) -> None:
         """Hold that a stream is resumed until every event is there."""
         self.expected = ("favicon.ico", "net::ERR_", "WebSocket connection")
-        proxy = CuttingProxy(
-            self.daemon.port, 7, (Place.WITHIN_RESPONSES,), longest, shortest, rude=0
-        )
+        proxy = CuttingProxy(self.daemon.port, 7, (Place.WITHIN_RESPONSES,), longest, shortest)
         self.addCleanup(proxy.stop)
         await self.browser.open(f"{self.daemon.url}/health")
         url = (

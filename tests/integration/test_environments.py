@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,8 +43,6 @@ def environment_command(state: Path, *words: str) -> subprocess.CompletedProcess
 
 
 class EnvironmentTests(DaemonTestCase):
-    """A daemon with an environment that was imported while it runs."""
-
     timeout = 10 * LONG_PATIENCE  # the first test makes the root
     _table: ClassVar[str] = ""
 
@@ -53,9 +50,7 @@ class EnvironmentTests(DaemonTestCase):
         await super().setUp()
         if not self._table:
             type(self)._table = await deferToThread(self._import)
-        if self._table not in self.file.read_text():
-            self.file.write_text(self.file.read_text() + self._table)
-        await self.reload()
+        await self.daemon.reload(self._table)
 
     def _import(self) -> str:
         if shutil.which("mmdebstrap") is None:
@@ -70,16 +65,6 @@ class EnvironmentTests(DaemonTestCase):
             done = environment_command(self.daemon.state, "import", "debian", str(given))
         assert done.returncode == 0, done.stderr
         return f'{done.stdout}description = "Debian"\nvariables = {{ FLAVOUR = "trixie" }}\n'
-
-    @property
-    def file(self) -> Path:
-        return self.daemon.folder / "tawebeval.toml"
-
-    async def reload(self, words: str = "the configuration: reloaded from") -> None:
-        """Let the daemon read its configuration again, and wait for these words in the log."""
-        times = self.daemon.log.count(words)
-        os.kill(self.daemon.pid, signal.SIGHUP)
-        await self.daemon.logged(words, times + 1)
 
     async def run_in_debian(self, command: str, **fields: str) -> str:
         events = await self.run_command(command, environment="debian", **fields)

@@ -1,13 +1,15 @@
-"""Evaluators that do not behave: odd output, stray processes, and what they find around them."""
+"""Evaluators on this machine: what they find, print and leave, and why they end."""
 
 from __future__ import annotations
 
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from tawebeval.client import Client, Data, EvaluationError
-from tests.integration.client import python, text
+from tests.integration.client import failure, python, text
 from tests.integration.harness import DaemonTestCase
-from tests.integration.wire import blocks, evaluators
+from tests.integration.wire import blocks, evaluators, reasons
 
 _CRASH = """
 import os, resource, signal
@@ -48,10 +50,37 @@ class DriverTests(DaemonTestCase):
         self.assertEqual(read, depths[: len(read)])
         self.assertEqual(len(read) + len(refused), len(depths))
 
+    async def test_evaluation_cancelled_while_it_starts_ends_at_once(self) -> None:
+        await self.run_command("true")  # from here on the commit is there
+        for delay in range(0, 40, 2):
+            identifier = await self.begin("sleep 600; echo too late; exec sleep 600")
+            await deferLater(reactor, delay / 1000)
+            await self.client.cancel(identifier)
+            events = await self.client.follow(identifier)
+            failure(events, "cancelled")
+            self.assertEqual(text(events), "", f"after {delay} ms")
+
+    async def test_sandbox_starts_with_the_lowest_limits(self) -> None:
+        lowest = "memory=16M processes=8 open_files=16 file_size=1K disk=1K disk_files=1 output=1K"
+        pairs = (word.split("=") for word in f"{lowest} stderr=1K cpu=1".split())
+        fields = {f"limits[{name}]": value for name, value in pairs}
+        identifier = await self.begin("echo hello", **fields)
+        limits = (await self.client.ended(identifier))["limits"]
+        self.assertEqual(text(await self.client.follow(identifier)), "hello\n")
+        self.assertEqual((limits["memory"], limits["disk"]), (16 * 2**20, 1024))
+
 
 class EvaluatorTests(evaluators.EvaluatorCase):
-    """Evaluators on this machine."""
+    pass
 
 
 class BlockTests(blocks.BlockCase):
-    """Their blocks."""
+    pass
+
+
+class ReasonTests(reasons.ReasonCase):
+    pass
+
+
+class TimeoutTests(reasons.TimeoutCase):
+    pass

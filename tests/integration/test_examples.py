@@ -97,7 +97,6 @@ class ExampleTests(DaemonTestCase):
     async def judge(
         self, name: str, solution: str, command: str, content: bytes | None = None
     ) -> list[tuple[str, bool]]:
-        """Return the goals that an evaluator of a problem sends of a solution."""
         if content is None:
             content = (PROBLEMS / name / "solutions" / solution).read_bytes()
         identifier = await self.client.evaluate(

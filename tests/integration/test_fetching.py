@@ -37,13 +37,11 @@ class FetchingTests(DaemonTestCase):
         git(self.repository.folder, "checkout", "--quiet", "main")
 
     def http(self, *, v2: bool = True) -> tuple[HttpServer, str]:
-        """Return a server, and the repository's URL there."""
         server = HttpServer(self.folder, v2=v2)
         self.addCleanup(server.stop)
         return server, f"{server.url}/repository/.git"
 
     async def judge(self, url: str, commit: str, **fields: str) -> None:
-        """Check that the evaluator of a commit says what it should."""
         identifier = await self.client.evaluate(
             url, commit, "./evaluator.sh", directory="judge", **fields
         )
@@ -63,17 +61,12 @@ class FetchingTests(DaemonTestCase):
         await self.judge(url, self.tips[1].upper(), repository_depth="2")
         await self.judge(url, self.beside[2], repository_branch="beside", repository_depth="2")
 
-    async def test_a_repository_of_this_machine_is_judged_with(self) -> None:
-        await self.judge_each(self.repository.url)
-
-    async def test_git_daemon_is_fetched_from(self) -> None:
-        server = GitDaemon(self.folder)
-        self.addCleanup(server.stop)
-        await self.judge_each(f"{server.url}/repository")
-
-    async def test_smart_http_is_fetched_from_by_commit(self) -> None:
-        server, url = self.http()
-        await self.judge_each(url)
+    async def test_repository_of_each_kind_of_server_is_judged_with(self) -> None:
+        daemon = GitDaemon(self.folder)
+        self.addCleanup(daemon.stop)
+        server, web = self.http()
+        for url in (self.repository.url, f"{daemon.url}/repository", web):
+            await self.judge_each(url)
         self.assertEqual(server.fetches, 5)
 
     async def test_v0_server_gives_an_old_commit_by_its_branch_alone(self) -> None:

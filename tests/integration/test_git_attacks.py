@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha1
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +29,14 @@ from tests.cases.patience import PATIENCE
 from tests.fakes.resolver import FakeResolver
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.repositories import ENVIRONMENT, GitDaemon, GitRepository, HttpServer, git
+from tests.integration.repositories import (
+    ENVIRONMENT,
+    GitDaemon,
+    GitRepository,
+    HttpServer,
+    ScriptedServer,
+    git,
+)
 
 MIB = 2**20
 
@@ -81,34 +88,6 @@ def blob_oid(content: bytes) -> str:
     return sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-class Redirector:
-    """An HTTP server that sends everybody elsewhere; `asked` is what it was asked for."""
-
-    def __init__(self, location: str) -> None:
-        asked = self.asked = []  # type: list[str]
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-            def do_GET(self) -> None:
-                asked.append(self.path)
-                self.send_response(302)
-                self.send_header("Location", location + self.path)
-                self.end_headers()
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-        self.port = self._server.server_port
-
-    def stop(self) -> None:
-        """Stop it."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
 class TurningServer(HttpServer):
     """A git server that has plain files when it is asked again, of which it sends a few at first.
 
@@ -141,8 +120,6 @@ _SENT_OBJECTS = 12
 
 
 class AttackTestCase(DaemonTestCase):
-    """What holds after each attack."""
-
     async def refuse(self, url: str, commit: str | None = None, reason: str = "repository") -> Any:
         """Check that an evaluation fails for that reason, and an honest one then does not."""
         identifier = await self.client.evaluate(url, commit or self.commit, "echo never")
@@ -271,7 +248,6 @@ class RepositoryTests(AttackTestCase):
         await self.daemon.nothing_left()
 
     async def attack(self, tree: str, reason: str = "repository") -> Any:
-        """Have a tree evaluated, and return the error."""
         commit = make_commit(self.evil, tree)
         return await self.refuse(f"file://{self.evil}", commit, reason)
 
@@ -303,7 +279,6 @@ class RepositoryTests(AttackTestCase):
         await self.honest()
 
     def limit(self, error: Any, name: str, value: int) -> None:
-        """Check which limit an error tells."""
         self.assertEqual((error["limit"], error["value"]), (f"repositories.{name}", value))
 
     def cached(self, url: str) -> int:
@@ -332,7 +307,6 @@ class RepositoryTests(AttackTestCase):
         self.assertIn("path", (await self.attack(oid))["message"])
 
     async def starve(self, tree: str) -> None:
-        """Check that a tree is too much for the memory."""
         commit = make_commit(self.evil, tree)
         url = f"file://{self.evil}"
         self.limit(await self.refuse(url, commit), "memory", 96 * MIB)
@@ -451,10 +425,8 @@ class RepositoryTests(AttackTestCase):
         target = HttpServer(self.folder)
         self.addCleanup(target.stop)
         for location in (f"file://{self.folder}", target.url, "http://169.254.169.254"):
-            redirector = Redirector(location)
-            try:
-                await self.refuse(f"http://127.0.0.1:{redirector.port}/repository/.git")
-                self.assertTrue(redirector.asked)
-            finally:
-                redirector.stop()
+            redirector = ScriptedServer(self.folder, ("/repository", 302, f"{location}/repository"))
+            self.addCleanup(redirector.stop)
+            await self.refuse(f"{redirector.url}/repository/.git")
+            self.assertNotEqual(redirector.requests, [])
         self.assertEqual(target.requests, [])

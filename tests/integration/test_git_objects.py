@@ -40,8 +40,6 @@ OLD_COMMITS = {
 
 
 class ObjectTests(BareRepositoryCase):
-    """A repository with one good tree."""
-
     def setUp(self) -> None:
         self.make()
         self.source.write("file", "content\n")
@@ -63,12 +61,10 @@ class ObjectTests(BareRepositoryCase):
         return done.stderr
 
     async def fetch(self, oid: str) -> Commit:
-        """Return a commit, which a branch has."""
         git(self.source.folder, "update-ref", "--no-deref", "refs/heads/old", oid)
         return await self.bare.fetch_commit(Repository(self.source.url), oid)
 
     async def check_out(self, commit: Commit) -> Path:
-        """Return a checkout of a commit."""
         out, index = self.folder / "out", self.folder / "index"
         for directory in (out, index):
             directory.mkdir()

@@ -20,14 +20,10 @@ from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.bubblewrap import (
     READ_ONLY_ACCESS,
-    HelperSandbox,
     SandboxAccess,
-    build_network_options,
-    build_system_options,
-    write_sandbox_files,
 )
-from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tests.cases.patience import LONG_PATIENCE
+from tests.integration.bare_repositories import make_sandbox
 from tests.integration.harness import until
 from tests.integration.processes import command_line, everybody
 
@@ -40,17 +36,7 @@ class SandboxTests(TestCase):
     async def setUp(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         self.addCleanup(shutil.rmtree, self.folder)
-        accounts = self.folder / "accounts"
-        accounts.mkdir()
-        write_sandbox_files(accounts)
-        filters = make_seccomp_filters(internet=True)
-        for descriptor in filters:
-            self.addCleanup(os.close, descriptor)
-        shown, online = (
-            tuple(build_system_options(accounts)),
-            tuple(build_network_options()),
-        )
-        box = HelperSandbox(shutil.which("bwrap") or "", filters, shown, online)
+        box = make_sandbox(self, self.folder)
         self.git = GitRunner(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):
@@ -70,7 +56,6 @@ class SandboxTests(TestCase):
     async def check(
         self, script: str, printed: str, reach: SandboxAccess = READ_ONLY_ACCESS
     ) -> None:
-        """Check what a script prints."""
         outcome = await self.run_script(script, reach)
         self.assertEqual(outcome.stdout.split(), printed.split(), outcome.stderr)
 

@@ -1,4 +1,4 @@
-"""What is said about git servers that answer with something else, by a real git."""
+"""Git servers of each kind, asked by a real git: branches, passwords, and what else they answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from twisted.internet.ssl import PrivateCertificate
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.errors import EvaluationFailure
+from tawebeval.git.remotes import Credential
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.pinned_agent import CheckedResolver
 from tests.cases.certificates import make_certificate
 from tests.fakes.resolver import FakeResolver
@@ -15,7 +17,7 @@ from tests.fakes.world import OID
 from tests.integration.bare_repositories import BareRepositoryCase
 from tests.integration.ports import free_port
 from tests.integration.receivers import Receiver
-from tests.integration.repositories import GitDaemon, ScriptedServer, git
+from tests.integration.repositories import GitDaemon, HttpServer, ScriptedServer, git
 
 PRIVATE = "does not exist, or needs credentials"
 
@@ -29,13 +31,11 @@ class ServerTests(BareRepositoryCase):
         self.source.commit()
 
     async def explain(self, url: str, branch: str | None = None) -> str:
-        """Return the message about a failed fetch."""
         with self.assertRaises(EvaluationFailure) as caught:
             await self.bare.fetch_commit(Repository(url, branch), OID)
         return caught.exception.message
 
     def serve(self, *answers: tuple[str, int, str], **settings: bool) -> str:
-        """Return the URL of a server."""
         server = ScriptedServer(self.folder, *answers, **settings)
         self.addCleanup(server.stop)
         return server.url
@@ -107,6 +107,68 @@ class ServerTests(BareRepositoryCase):
         for receiver, words in ((secure, "not trusted"), (plain, "does not speak TLS")):
             self.addCleanup(receiver.stop)
             self.assertIn(words, await self.explain(f"https://127.0.0.1:{receiver.port}/x"))
+
+    async def test_private_repository_is_fetched_with_the_password_and_stores_none(self) -> None:
+        secret = "a word/with:odd%signs"
+        server = HttpServer(self.folder, login=f"judge:{secret}")
+        self.addCleanup(server.stop)
+        port = int(server.url.rpartition(":")[2])
+        repository = Repository(f"{server.url}/source/.git")
+        commit = git(self.source.folder, "rev-parse", "HEAD")
+        for password in ("another", secret):
+            credential = Credential("127.0.0.1", port, "judge", (), b"", password)
+            fetching = self.bare.fetch_commit(repository, commit, credential)
+            if password == secret:
+                self.assertEqual((await fetching).oid, commit)
+            else:
+                with self.assertRaises(EvaluationFailure):
+                    await fetching
+        for file in self.path.rglob("*"):
+            self.assertFalse(file.is_file() and secret.encode() in file.read_bytes(), file)
+
+
+class BranchTests(BareRepositoryCase):
+    """A repository with two branches, one of which ends in the name of the other."""
+
+    def setUp(self) -> None:
+        self.make()
+        self.source.write("file", "one")
+        self.source.commit()
+        self.source.branch("a/main")
+        self.source.write("file", "other")
+        self.source.commit()
+        git(self.source.folder, "checkout", "--quiet", "main")
+
+    async def resolve(self, url: str, branch: str = "main") -> str:
+        return await self.servers.resolve_branch(Repository(url, branch))
+
+    async def test_branch_is_its_newest_commit_on_each_server(self) -> None:
+        daemon = GitDaemon(self.folder)
+        self.addCleanup(daemon.stop)
+        servers = [HttpServer(self.folder, v2=v2) for v2 in (True, False)]
+        for server in servers:
+            self.addCleanup(server.stop)
+        web = (f"{server.url}/source/.git" for server in servers)
+        for url in (self.source.url, str(self.source.folder), f"{daemon.url}/source", *web):
+            self.source.write("file", url)
+            commit = self.source.commit()
+            found = await self.resolve(url)
+            self.assertEqual(found, commit, url)
+            fetched = await self.bare.fetch_commit(Repository(url), found)
+            self.assertEqual(fetched.oid, commit)
+            remove_tree(self.path)  # a repository has one URL
+
+    async def test_missing_branch_is_refused_by_its_name(self) -> None:
+        git(self.source.folder, "tag", "v1")
+        git(self.folder, "init", "--quiet", "--bare", "empty.git")
+        for url, branch in (
+            (self.source.url, "missing"),
+            (self.source.url, "v1"),
+            (f"file://{self.folder}/empty.git", "main"),
+        ):
+            with self.assertRaises(EvaluationFailure) as caught:
+                await self.resolve(url, branch)
+            self.assertIn(f"no branch {branch!r}", caught.exception.message)
 
 
 class AddressTests(BareRepositoryCase):

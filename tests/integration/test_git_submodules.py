@@ -8,8 +8,6 @@ from tests.integration.repositories import GitRepository, HttpServer, git
 
 
 class SubmoduleTests(DaemonTestCase):
-    """A problem whose libraries are in repositories of their own."""
-
     async def setUp(self) -> None:
         await super().setUp()
         self.server = HttpServer(self.folder)
@@ -35,7 +33,6 @@ class SubmoduleTests(DaemonTestCase):
         return git(parent.folder, "rev-parse", "HEAD")
 
     async def look(self, commit: str, url: str | None = None) -> list[Event]:
-        """Return what an evaluator prints, which reads all files named `code`."""
         command = "find . -name code | sort | xargs cat"
         identifier = await self.client.evaluate(
             url or f"{self.server.url}/problem/.git", commit, command

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import time
+from hashlib import sha256
 from pathlib import Path
 
+from tests.integration.client import text
 from tests.integration.harness import DaemonTestCase, until
-from tests.integration.raw import Connection
-from tests.integration.uploads import MIB
+from tests.integration.raw import Connection, body_of, head_of, part
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+MIB = 2**20
 
 _HELD = {"01", "08"}  # ESTABLISHED and CLOSE_WAIT: the server has not closed it
 
@@ -23,20 +28,7 @@ def peers(port: int) -> set[int]:
     return {int(remote, 16) for local, remote in ends if int(local, 16) == port}
 
 
-class HoldingTestCase(DaemonTestCase):
-    def connect(self) -> Connection:
-        """Return a connection that is closed after the test."""
-        connection = Connection(self.daemon.port)
-        self.addCleanup(connection.close)
-        return connection
-
-    def ask_health(self) -> int:
-        """Return the status that an honest client gets."""
-        with Connection(self.daemon.port) as honest:
-            return honest.ask(HEALTH).code
-
-
-class SlowTests(HoldingTestCase):
+class SlowTests(DaemonTestCase):
     async def test_answers_that_nobody_reads_take_little_memory(self) -> None:
         line = "0123456789012345678901234567890123456789"
         identifier = await self.begin(f"yes {line} | head -c 2500000; sleep 600")
@@ -55,11 +47,45 @@ class SlowTests(HoldingTestCase):
                 one.connect(("127.0.0.1", self.daemon.port))
                 self.addCleanup(one.close)
                 one.sendall(f"GET {url} HTTP/{version}\r\n\r\n".encode() * 200)
-            self.assertEqual(self.ask_health(), 200)
+            with Connection(self.daemon.port) as honest:
+                self.assertEqual(honest.ask(HEALTH).code, 200)
             self.assertLess(self.daemon.memory - memory, 100 * MIB)
 
 
-class ManyTests(HoldingTestCase):
+class LargeTests(DaemonTestCase):
+    configuration = f"""
+        [repositories]
+        protocols = ["file"]
+        [limits]
+        request_body = {34 * MIB}
+        """
+
+    async def test_large_form_arrives_exactly_and_takes_little_memory(self) -> None:
+        content = os.urandom(MIB) * 30
+        small = self.daemon.memory
+        fields = {
+            "repository[url]": self.repository.url,
+            "commit_oid": self.commit,
+            "evaluator_cmd": "sha256sum <$SUBMISSION_FILE_SOURCE",
+        }
+        parts = [part(name, value.encode()) for name, value in fields.items()]
+        body = body_of([*parts, part("submission[source]", content, "large")])
+        with Connection(self.daemon.port) as connection:
+            connection.send(head_of(len(body)) + body)
+            identifier = json.loads(connection.answer().body)["evaluation_id"]
+        self.assertLess(self.daemon.memory - small, 20 * MIB)
+        printed = text(await self.client.follow(identifier))
+        self.assertEqual(printed, f"{sha256(content).hexdigest()}  -\n")
+
+    async def test_form_over_the_limit_is_refused_before_its_end(self) -> None:
+        for headers in ((), ("Expect: 100-continue",)):
+            with Connection(self.daemon.port) as connection:
+                connection.send(head_of(60 * MIB, *headers))
+                connection.send_until_answered(b"x" * (60 * MIB))
+                self.assertEqual(connection.answer().problem(413)["limit"], 34 * MIB)
+
+
+class ManyTests(DaemonTestCase):
     configuration = """
         [repositories]
         protocols = ["file"]

@@ -46,8 +46,6 @@ def build(folder: Path) -> Path:
 
 
 class ImageTests(RepositoryTestCase):
-    """The image of this checkout, in a store of podman's."""
-
     timeout = 10 * LONG_PATIENCE  # the first test builds the image
     _podman: ClassVar[Podman | None] = None
     _to_run: ClassVar[set[str]] = set()
@@ -116,25 +114,6 @@ class ImageTests(RepositoryTestCase):
             if limit["health"] != "ok":
                 # Where the host mounts version 1 of cgroups no option of the engine helps.
                 self.assertRegex(limit["remedy"], "docs/install.md|unified_cgroup_hierarchy=1")
-
-    async def test_doctor_names_what_the_container_lacks(self) -> None:
-        (finding,) = (await self.examine(*OPTIONS[:-1]))["sandbox"]
-        self.assertEqual(finding["health"], "broken")
-        self.assertIn("Can't mount proc", finding["what"])
-        self.assertIn("docs/install.md (Container)", finding["remedy"])
-        profile = json.loads((ROOT / "etc" / "seccomp.json").read_text())
-        (sandbox,) = (rule for rule in profile["syscalls"] if "unshare" in rule["names"])
-        # As Docker's own profile does, and the one of older podmans.
-        sandbox["names"] = ["clone"]
-        sandbox["args"] = [
-            {"index": 0, "value": 0x7E020000, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
-        ]
-        lesser = self.folder / "lesser.json"
-        lesser.write_text(json.dumps(profile))
-        options = (f"--security-opt=seccomp={lesser}", "--security-opt=unmask=/proc/*")
-        (finding,) = (await self.examine(*options))["sandbox"]
-        self.assertEqual(finding["health"], "broken")
-        self.assertIn("docs/install.md (Container)", finding["remedy"], finding)
 
     async def test_daemon_in_a_container_runs_evaluators(self) -> None:
         port = free_port()

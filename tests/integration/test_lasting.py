@@ -31,8 +31,6 @@ class LostStarterTests(KeptDaemonTestCase):
 
 
 class RestartTests(SharedKeptDaemonTestCase):
-    """Restarts after which the starter serves the next test."""
-
     async def test_restart_answers_polls_and_cuts_streams_without_an_end(self) -> None:
         identifier, gate = await self.begin_and_hold("echo late")
         page = await self.client.page(identifier)

@@ -85,7 +85,6 @@ class LfsServer(HttpServer):
         return True
 
     def offer(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the answer says about an object."""
         if self.error:
             return {**asked, "error": {"code": 410, "message": self.error}}
         headers = {"Token": self.token, "Host": "evil.example", "Content-Length": "7"}
@@ -103,8 +102,6 @@ def add_large_file(repository: GitRepository) -> str:
 
 
 class LfsCase(DaemonTestCase):
-    """A problem with a large file in Git LFS."""
-
     async def setUp(self) -> None:
         await super().setUp()
         self.large = GitRepository(self.folder / "large")
@@ -112,18 +109,15 @@ class LfsCase(DaemonTestCase):
         self.server = self.serve()
 
     def serve(self, **settings: Any) -> LfsServer:
-        """Start a server."""
         server = LfsServer(self.folder, **settings)
         self.addCleanup(server.stop)
         return server
 
     @property
     def url(self) -> str:
-        """The URL of the repository."""
         return f"{self.server.url}/large/.git"
 
     async def look(self, url: str = "", commit: str = "") -> list[Event]:
-        """Return what an evaluator finds."""
         identifier = await self.client.evaluate(url or self.url, commit or self.commit, LOOK)
         return await self.client.follow(identifier)
 
@@ -137,8 +131,6 @@ class LfsCase(DaemonTestCase):
 
 @skipIf(shutil.which("git-lfs") is None, "needs git-lfs")
 class LfsTests(LfsCase):
-    """What evaluators find, and what is refused."""
-
     configuration: ClassVar[str] = CONFIGURATION.replace(
         "[evaluations]", "tree_bytes = 8_000_000\nfetch_bytes = 6_000_000\n[evaluations]"
     )
@@ -250,12 +242,10 @@ class DownloadTests(BareRepositoryCase):
         )
 
     def fetch(self, server: LfsServer, credential: Credential | None = None) -> Deferred[Commit]:
-        """Fetch the commit from a server."""
         repository = Repository(f"{server.url}/source/.git")
         return Deferred.fromCoroutine(self.bare.fetch_commit(repository, self.commit, credential))
 
     def serve(self, **settings: Any) -> LfsServer:
-        """Start a server."""
         server = LfsServer(self.folder, **settings)
         self.addCleanup(server.stop)
         return server

@@ -388,7 +388,6 @@ class LibraryCase(DaemonTestCase):
         return data(events)
 
     def check_case(self, case: dict[str, Any]) -> None:
-        """Hold that the sum is accepted, with what it took."""
         self.assertGreater(case.pop("time"), 0)
         self.assertGreater(case.pop("memory"), 0)
         self.assertEqual(case, {"type": "case", "case": "sum", "verdict": "accepted", "points": 2})

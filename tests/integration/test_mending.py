@@ -38,7 +38,6 @@ class MendingTests(DaemonTestCase):
         self.url = f"{self.server.url}/repository/.git"
 
     async def evaluate(self) -> str:
-        """Return what an evaluator finds in the commit."""
         identifier = await self.client.evaluate(self.url, self.commit, "cat README; wc -c <large")
         return text(await self.client.follow(identifier))
 

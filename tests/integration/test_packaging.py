@@ -106,8 +106,6 @@ def build() -> Built:
 
 
 class PackagingTests(SynchronousTestCase):
-    """Distributions that were built from a copy of the checkout."""
-
     def setUp(self) -> None:
         self.built = build()
         self.checkout = self.built.checkout

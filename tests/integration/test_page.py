@@ -82,7 +82,6 @@ class PageTests(PageTestCase):
                 await self.browser.shows("#listing", "running")
             for name, (size, scheme) in LOOKS.items():
                 await self.browser.look(size, scheme)
-                await self.browser.photograph(f"{view}-{name}")
                 self.assertEqual(await self.browser.violations(), [], f"{view}, {name}")
                 self.assertFalse(await self.browser.script(WIDE), f"{view}, {name}: too wide")
                 self.assertEqual(await self.browser.script(BROKEN), [], f"{view}, {name}: broken")
@@ -97,7 +96,6 @@ class PageTests(PageTestCase):
         self.assertEqual((await self.client.status(identifier))["state"], "cancelled")
         self.assertFalse(await self.browser.script("return cancel.checkVisibility()"))
         self.assertEqual(await self.browser.focused(), "evaluation")
-        await self.browser.photograph("cancelled")
         self.assertEqual(await self.browser.violations(), [])
 
     async def test_place_in_the_queue_is_shown(self) -> None:
@@ -111,7 +109,7 @@ class PageTests(PageTestCase):
         self.assertEqual((await self.client.status(identifier))["running"], None)
 
     async def test_lost_connection_is_shown_and_resumed(self) -> None:
-        line = CuttingProxy(self.daemon.port, 0, ())
+        line = CuttingProxy(self.daemon.port)
         port = await line.listen()
         await self.browser.open(f"http://127.0.0.1:{port}/")
         self.expected = ("net::ERR_",)  # a browser tells of each request that fails
@@ -120,9 +118,8 @@ class PageTests(PageTestCase):
         await line.stop()
         await self.browser.shows("#connection", "Reconnecting")
         self.assertEqual(await self.browser.violations(), [])
-        await self.browser.photograph("reconnecting")
         seen = (await self.browser.text("#output")).count("\n")
-        line = CuttingProxy(self.daemon.port, 0, ())
+        line = CuttingProxy(self.daemon.port)
         self.addCleanup(line.stop)
         await line.listen(port)
         await self.browser.shows("#output", f"line {seen + 20}\n")
@@ -150,7 +147,6 @@ class PageTests(PageTestCase):
         self.assertEqual(await self.browser.script(name), "%2ffdp.b.exe")
         await self.browser.shows("#failure", "exited with status 3")
         self.assertEqual(await self.browser.violations(), [])
-        await self.browser.photograph("strange")
 
     async def test_forged_failures_are_data(self) -> None:
         forged = '{"type":"evaluation_error","reason":"exit","message":"made up"}'
@@ -213,7 +209,7 @@ class PageTests(PageTestCase):
         site = Site(root)
         listening: Any = reactor.listenTCP(0, site, interface="127.0.0.1")
         self.addCleanup(listening.stopListening)
-        line = CuttingProxy(listening.getHost().port, 0, ())
+        line = CuttingProxy(listening.getHost().port)
         self.addCleanup(line.stop)  # so that no connection is left
         base = f"http://127.0.0.1:{await line.listen()}/judge/"
         identifier = await self.begin("echo here")

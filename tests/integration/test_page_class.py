@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import shutil
-import signal
 import zipfile
 from base64 import b64encode
 from io import BytesIO
@@ -13,8 +10,8 @@ from io import BytesIO
 from tests.integration.browser import DESKTOP, PHONE
 from tests.integration.browser_case import BrowserTestCase
 from tests.integration.client import Client
-from tests.integration.harness import CONFIGURATION, new_token, until
-from tests.integration.unprivileged import give, temporary_folder
+from tests.integration.harness import new_token, until
+from tests.integration.unprivileged import give
 
 JUDGE = r"""
 data() { printf '\n%s\n%s\n%s\n' "$EVALUATION_DATA_BEGIN" "$1" "$EVALUATION_DATA_END"; }
@@ -45,24 +42,17 @@ class ClassTests(BrowserTestCase):
     """A daemon with tokens of a teacher, and of a student for the only problem."""
 
     async def setUp(self) -> None:
-        self.tokens = temporary_folder()
-        self.addCleanup(shutil.rmtree, self.tokens)
         self.teacher, line = new_token("teacher")
         self.student, student_line = new_token("ann")
-        (self.tokens / "tokens").write_text(f"{line}\n{student_line} problems=sums\n")
-        settings = f"\n[callers]\ntokens = '{self.tokens}/tokens'\nlink_days = 3\n"
-        type(self).configuration = CONFIGURATION + settings
+        self.configure_tokens(line, f"{student_line} problems=sums", settings="link_days = 3")
         await super().setUp()
         self.repository.write("judge.sh", JUDGE)
         self.commit = self.repository.commit()
-        file = self.daemon.folder / "tawebeval.toml"
-        file.write_text(
-            f"{file.read_text()}\n[problems.sums]\nrepository = '{self.repository.url}'\n"
+        await self.daemon.reload(
+            f"\n[problems.sums]\nrepository = '{self.repository.url}'\n"
             f"commit = '{self.commit}'\ncommand = 'sh judge.sh'\nfields = ['source']\n"
             "title = 'Sums'\n"
         )
-        os.kill(self.daemon.pid, signal.SIGHUP)
-        await self.daemon.logged("the configuration: reloaded from")
         self.client = Client(self.daemon.url, self.teacher)
         self.expected = ("400 (Bad Request)", "401 (Unauthorized)", "403 (Forbidden)")
         await self.browser.look(DESKTOP, "light")
@@ -110,7 +100,6 @@ class ClassTests(BrowserTestCase):
         for size, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
             await browser.look(size, scheme)
             self.assertEqual(await browser.violations(), [])
-            await browser.photograph(f"class-{size[0]}-{scheme}")
         await browser.look(DESKTOP, "light")
         await browser.save_to(self.folder)
         await browser.click("#class-csv")
@@ -150,7 +139,6 @@ class ClassTests(BrowserTestCase):
         self.assertEqual(await browser.violations(), [])
         link = await browser.script("return document.getElementById('share-link').value")
         self.assertIn("#shared/", link)
-        await browser.photograph("share")
         await browser.forget(self.daemon.url)
         await browser.open(link)
         await browser.shows("#output", "judged 10 points")
@@ -159,7 +147,6 @@ class ClassTests(BrowserTestCase):
             seen = "return document.querySelector(arguments[0]).checkVisibility()"
             self.assertFalse(await browser.script(seen, selector), selector)
         self.assertEqual(await browser.violations(), [])
-        await browser.photograph("shared")
         identifier = link.split("/")[-2]
         await self.client.request("DELETE", f"/evaluation/{identifier}/links")
         await browser.open(link)
@@ -180,7 +167,6 @@ class ClassTests(BrowserTestCase):
         await browser.shows("#listing", "Sums, sum.txt")
         await browser.shows("#listing", "7 of 10")
         self.assertEqual(await browser.violations(), [])
-        await browser.photograph("history")
         before = await browser.script("return document.querySelector('#listing a').hash")
         await browser.click("#listing .again")
         await browser.until("location.hash.startsWith('#evaluation/')")

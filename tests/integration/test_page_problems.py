@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from typing import Any
 
 from tests.integration.browser import DESKTOP, LOOKS, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.client import Client
-from tests.integration.harness import CONFIGURATION, new_token
-from tests.integration.unprivileged import temporary_folder
+from tests.integration.harness import new_token
 
 STATEMENT = """# The NAME
 
@@ -67,24 +64,14 @@ class ProblemPageTestCase(PageTestCase):
 
     async def reload(self, tables: str) -> None:
         """Let the daemon have these tables in its configuration, until the test ends."""
-        before = (self.daemon.folder / "tawebeval.toml").read_text()
-        self.addCleanup(self.configure, before)
-        await self.configure(before + tables)
-
-    async def configure(self, configuration: str) -> None:
-        """Let the daemon read another configuration."""
-        times = self.daemon.log.count("the configuration: reloaded from")
-        (self.daemon.folder / "tawebeval.toml").write_text(configuration)
-        os.kill(self.daemon.pid, signal.SIGHUP)
-        await self.daemon.logged("the configuration: reloaded from", times + 1)
+        self.addCleanup(self.daemon.reload, "")
+        await self.daemon.reload(tables)
 
     def problem(self, name: str, command: str, *more: str) -> str:
-        """Return the table of a problem in the test's repository."""
         place = f"repository = '{self.repository.url}'\ncommit = '{self.commit}'"
         return "\n".join((f"[problems.{name}]", place, f"command = '''{command}'''", *more, ""))
 
     async def choose(self, selector: str, value: str) -> None:
-        """Choose an option, as soon as it is offered."""
         await self.browser.until(
             "document.querySelector(arguments[0]).checkVisibility() &&"
             " [...document.querySelector(arguments[0]).options]"
@@ -116,7 +103,6 @@ class ProblemPageTestCase(PageTestCase):
         return texts
 
     async def visible(self, selector: str) -> bool:
-        """Tell whether an element can be seen."""
         found: bool = await self.browser.script(
             "return document.querySelector(arguments[0]).checkVisibility()", selector
         )
@@ -156,7 +142,6 @@ class ProblemPageTests(ProblemPageTestCase):
         for look in (DESKTOP, PHONE):
             await self.browser.look(look, "light")
             self.assertEqual(await self.browser.violations(), [])
-            await self.browser.photograph(f"problem-{look[0]}")
         curl, command = await self.browser.script(
             "return [curl.textContent, tawebeval.textContent]"
         )
@@ -202,7 +187,6 @@ class ProblemPageTests(ProblemPageTestCase):
             self.assertIn(words, shown["text"])
         for name, (size, scheme) in LOOKS.items():
             await self.browser.look(size, scheme)
-            await self.browser.photograph(f"problem-{name}")
             self.assertEqual(await self.browser.violations(), [], name)
             self.assertFalse(await self.browser.script(WIDE), f"{name}: too wide")
         await self.browser.look(DESKTOP, "light")
@@ -237,7 +221,6 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.browser.shows("#state", "finished")
         top = await self.browser.script("return evaluation.getBoundingClientRect().top")
         self.assertLess(abs(top), 120, "the result is not in view")
-        await self.browser.photograph("result-in-view")
 
     async def test_each_problem_keeps_its_draft(self) -> None:
         fixed = self.problem("fixed", "true", "fields = ['source']")
@@ -308,20 +291,14 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.browser.click("#rerun")
         await self.browser.shows("#rerun-error", "read to the end")
         self.assertEqual(await self.browser.violations(), [])
-        await self.browser.photograph("rerun-gone")
 
 
 class ProblemTokenTests(ProblemPageTestCase):
-    """A caller whose token is restricted to a problem."""
-
     async def setUp(self) -> None:
-        folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, folder)
         self.token, line = new_token("students")
         other, other_line = new_token("others")
-        (folder / "tokens").write_text(f"{line} problems=slow\n{other_line} problems=none\n")
+        self.configure_tokens(f"{line} problems=slow", f"{other_line} problems=none")
         self.other = other
-        type(self).configuration = f"{CONFIGURATION}\n[callers]\ntokens = '{folder}/tokens'\n"
         await super().setUp()
         self.client = Client(self.daemon.url, self.token)
         self.expected = ("401 (Unauthorized)", "403 (Forbidden)")
@@ -354,7 +331,6 @@ class ProblemTokenTests(ProblemPageTestCase):
         for selector in ("#listing-view", "#to-evaluate"):
             self.assertFalse(await self.visible(selector), selector)
         self.assertEqual(await browser.violations(), [])
-        await browser.photograph("problems-alone")
         await browser.click("#problem-list a")
         await browser.choose_file("#fields li", str(TOUR))
         first = await self.send()

@@ -100,7 +100,6 @@ class PageResultTests(PageTestCase):
             await self.browser.look(size, scheme)
             await self.browser.shows("#cases tbody tr", "sample")
             self.assertEqual(await self.browser.script(wide), 0)
-            await self.browser.photograph(f"cases-{size[0]}-{scheme}")
             self.assertEqual(await self.browser.violations(), [])
         await self.browser.click("#cancel")
         await self.browser.shows("#state", "cancelled")
@@ -207,7 +206,6 @@ class PageResultTests(PageTestCase):
             await self.browser.script(line), [TOUR.read_text().splitlines()[2], "marked"]
         )
         self.assertEqual(await self.browser.violations(), [])
-        await self.browser.photograph("output")
         styled = "return output.querySelectorAll('[class]').length"
         self.assertEqual(await self.browser.script(styled), 5000)
         await self.browser.write("#search", "X")
@@ -232,7 +230,6 @@ class PageResultTests(PageTestCase):
             await self.browser.write(f"#labels li:nth-child({number}) .label-name", name)
             await self.browser.write(f"#labels li:nth-child({number}) .label-value", value)
         self.assertEqual(await self.browser.violations(), [])
-        await self.browser.photograph("form")
         score = [{"type": "score", "score": 7.5, "maximum": 10}]
         identifier = await self.send(score)
         await self.browser.shows("#state", "finished")
@@ -291,7 +288,6 @@ class PageResultTests(PageTestCase):
             )
             self.assertEqual(said, wrong)
         self.assertEqual(await self.browser.violations(), [])
-        await self.browser.photograph("filters")
 
     async def test_refused_value_is_reported_below_its_field(self) -> None:
         phrase = HTTPStatus(413).phrase  # which is another one in Python 3.13

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 from tests.integration.browser import DESKTOP
 from tests.integration.browser_case import PROBLEMS, BrowserTestCase
 from tests.integration.client import Client
-from tests.integration.harness import CONFIGURATION, new_token
-from tests.integration.unprivileged import temporary_folder
+from tests.integration.harness import new_token
 
 TOUR = PROBLEMS / "knights_tour" / "solutions" / "right_closed.txt"
 STORED = "return Object.values(localStorage).join()"
@@ -17,11 +14,7 @@ STORED = "return Object.values(localStorage).join()"
 class TokenTests(BrowserTestCase):
     async def setUp(self) -> None:
         self.token, line = new_token("alice")
-        folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, folder)
-        (folder / "tokens").write_text(line)
-        settings = f"\n[callers]\ntokens = '{folder}/tokens'\n"
-        type(self).configuration = CONFIGURATION + settings
+        self.configure_tokens(line)
         await super().setUp()
         self.client = Client(self.daemon.url, self.token)
         self.expected = ("401 (Unauthorized)",)
@@ -36,7 +29,6 @@ class TokenTests(BrowserTestCase):
         await browser.click("#token-submit")
         await browser.shows("#token-error", "Enter the token.")
         self.assertEqual(await browser.violations(), [])
-        await browser.photograph("token")
         await self._give("tawebeval_nobodys")  # found out before it is used for anything
         await browser.shows("#token-error", "does not accept this token")
         self.assertEqual(await browser.focused(), "token")

@@ -18,6 +18,8 @@ from tests.integration.ports import claim, free_port, listens
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import USER, temporary_folder
 
+COMMAND = (str(TWISTD), "--nodaemon", "--pidfile=", "tawebeval")
+
 
 class StartupTests(TestCase):
     timeout = LONG_PATIENCE
@@ -32,45 +34,24 @@ class StartupTests(TestCase):
             self.environment["XDG_STATE_HOME"] = str(self.folder / ".local" / "state")
             self.environment["XDG_CACHE_HOME"] = str(self.folder / ".cache")
 
-    def twistd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Return how a twistd ended that should end by itself."""
-        return subprocess.run(
-            [str(TWISTD), *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE,
-        )
-
-    def configure(self, configuration: str = "") -> tuple[str, ...]:
-        """Return the options for a configuration, for none at all where that is possible."""
-        if not configuration:
-            return ()
-        file = self.folder / "tawebeval.toml"
-        file.write_text(configuration)
-        return ("--config", str(file))
-
-    def refused(self, *arguments: str, configuration: str | None = None) -> str:
-        """Return what a daemon says that does not start."""
-        if "--config" not in arguments:
-            arguments = (*self.configure(configuration or ""), *arguments)
-        if "--listen" not in arguments:
-            arguments = (*arguments, "--listen", "tcp:0:interface=127.0.0.1")
-        done = self.twistd("--nodaemon", "--pidfile=", "tawebeval", *arguments)
-        self.assertGreater(done.returncode, 0, done.stdout)
-        self.assertNotIn("Traceback", done.stdout)
-        return done.stdout
-
     def test_a_taken_port_stops_the_start(self) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            port = taken.getsockname()[1]
-            said = self.refused("--listen", f"tcp:{port}:interface=127.0.0.1")
-        self.assertIn(str(port), said)
+            port = str(taken.getsockname()[1])
+            done = subprocess.run(
+                [*COMMAND, "--listen", f"tcp:{port}:interface=127.0.0.1"],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=PATIENCE,
+            )
+        self.assertGreater(done.returncode, 0, done.stdout)
+        self.assertNotIn("Traceback", done.stdout)
+        self.assertIn(port, done.stdout)
         label = derive_daemon_label(self.folder / ".local" / "state" / "tawebeval")
         groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if label in path]
         self.assertEqual(groups, [], "cgroups are made before, and removed")
@@ -89,14 +70,7 @@ class StartupTests(TestCase):
         log = self.folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [
-                    str(TWISTD),
-                    "--nodaemon",
-                    "--pidfile=",
-                    "tawebeval",
-                    *self.configure(),
-                    *arguments,
-                ],
+                [*COMMAND, *arguments],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,

@@ -1,8 +1,6 @@
-"""Following a real evaluation over real connections: curl, treq, and WebSockets."""
+"""Streams of evaluations on this machine, to their end and to that of the daemon."""
 
 from __future__ import annotations
-
-from twisted.internet.defer import gatherResults
 
 from tests.integration.client import failure
 from tests.integration.harness import until
@@ -10,16 +8,14 @@ from tests.integration.wire import streams
 
 
 class StreamTests(streams.TransportCase):
-    """Evaluators on this machine."""
+    pass
 
 
 class ShutdownTests(streams.StreamCase):
     async def test_readers_on_each_transport_are_told_of_the_shutdown(self) -> None:
         identifier = await self.begin_and_wait("printf ready; exec sleep 600")
-        reading = self.read_by_all(identifier)
-        await self.followed(len(reading))
+        reading = await self.follow_by_all(identifier)
         self.daemon.interrupt()
-        received, lines, messages = await gatherResults(reading)
-        for events in (self.server_sent(received), lines, messages):
+        for events in await reading:
             failure(events, "shutdown")
         await until(lambda: not self.daemon.running, "the daemon stops")

@@ -187,7 +187,6 @@ GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"
 
 class StarterTests(ServiceTestCase):
     def is_running(self) -> bool:
-        """Tell whether the evaluator has gone on to its end."""
         return self.machine.attempt("pgrep", "--full", "^sleep 23456").returncode == 0
 
     def begin_and_wait(self, command: str) -> tuple[str, str]:

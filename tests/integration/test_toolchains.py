@@ -147,7 +147,6 @@ fn main() {
 
 class ToolchainTests(DaemonTestCase):
     async def check(self, name: str, source: str, command: str) -> None:
-        """Check that a program prints what it is to print."""
         program = command.split()[0]
         if shutil.which(program, path="/usr/bin:/bin") is None:
             raise SkipTest(f"there is no {program} in /usr/bin")

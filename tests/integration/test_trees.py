@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.integration.client import failure, text
+from tests.integration.client import text
 from tests.integration.harness import DaemonTestCase
 
 
@@ -40,16 +40,3 @@ class TreeTests(DaemonTestCase):
         events = await self.run_command("ls -A1 | LC_ALL=C sort | tr '\\n' ' '")
         names = sorted({*os.listdir(self.repository.folder)} - {".git"})
         self.assertEqual(text(events), " ".join(names) + " ")
-
-    async def test_the_evaluator_runs_in_its_directory(self) -> None:
-        for directory in ("bin", "./bin/", "bin//.", "to-bin"):
-            self.assertEqual(
-                text(await self.run_command("./run", directory=directory)), "run in bin\n"
-            )
-        self.assertEqual(text(await self.run_command("cat *", directory="città")), "far\r\n")
-
-    async def test_missing_directory_of_the_commit_is_named(self) -> None:
-        for directory in ("missing", "README", "bin/run", "dangling", "out", "up", "up/tmp"):
-            events = await self.run_command("echo never", directory=directory)
-            self.assertEqual(len(events), 1, directory)
-            self.assertIn(directory, failure(events, "directory")["message"])

@@ -15,20 +15,10 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.cases.patience import LONG_PATIENCE
-from tests.integration.client import python
 from tests.integration.harness import until
 from tests.integration.terminal import COMMAND, Terminal, environment, piped
 from tests.integration.unprivileged import USER, temporary_folder
 
-BLOCK = python(
-    "import os; e = os.environ; print('text\\n%s\\n{\"n\": 1.50}\\n%s\\nmore' % "
-    "(e['EVALUATION_DATA_BEGIN'], e['EVALUATION_DATA_END']))"
-)
-# It takes all of its grace time.
-STUBBORN = python(
-    "import signal, time; signal.signal(15, lambda *_: print('TERM', flush=True));"
-    "print('ready', flush=True); [time.sleep(1) for _ in range(600)]"
-)
 BY = ("--user", USER.pw_name) if USER else ()
 # The last line, on a machine with cgroups and without.
 USED = r"used \d+\.\d\d s(, \S+ s of processor time)?(, .* of memory|; limits\.memory .*)\n"
@@ -107,21 +97,6 @@ class TryTests(TestCase):
         self.assertEqual(done.returncode, 0)
         self.assertRegex(done.stderr, f"^{nothing}stderr:\n  hint\n{USED}$")
 
-    async def test_usual_mistakes_get_hints(self) -> None:
-        (self.root / "evaluate").write_text("#!/bin/sh\n")
-        (self.root / "evaluate").chmod(0o644)
-        network = python("import socket; socket.getaddrinfo('example.org', 80)")
-        stray = "printf x; echo $EVALUATION_DATA_BEGIN; echo 1; echo $EVALUATION_DATA_END"
-        for command, status, words in (
-            ("./evaluate", 1, "permission denied: run `chmod +x ./evaluate`"),
-            (network, 1, "(sandbox.network)"),
-            (python("raise MemoryError"), 1, "(limits.memory)"),
-            (stray, 0, "warning: EVALUATION_DATA_BEGIN is not alone on its line"),
-        ):
-            done = await self.attempt(command)
-            self.assertEqual(done.returncode, status, done.stderr)
-            self.assertIn(words, done.stderr)
-
     async def test_limits_are_those_of_the_configuration(self) -> None:
         settings = self.folder / "tawebeval.toml"
         settings.write_text("[limits]\nwall_clock = 0.5\n")
@@ -154,13 +129,6 @@ class TryTests(TestCase):
             terminal.interrupt(number)
             self.assertEqual(await terminal.end(), status, terminal.shown)
             self.assertIn("the evaluation was cancelled", terminal.shown)
-
-    async def test_second_ctrl_c_ends_the_trial_without_grace(self) -> None:
-        terminal = await self.attempt_in_terminal(STUBBORN)
-        terminal.interrupt()
-        await until(lambda: "TERM" in terminal.shown, "the first is heard")
-        terminal.interrupt()
-        self.assertEqual(await terminal.end(), 1, terminal.shown)
 
     async def test_closed_stdout_ends_the_trial(self) -> None:
         program = subprocess.Popen(

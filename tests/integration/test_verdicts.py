@@ -49,8 +49,6 @@ class InheritingDaemon(Daemon):
 
 
 class VerdictCase(DaemonTestCase):
-    """Runs programs, with what the evaluator learns."""
-
     configuration = CONFIGURATION + LIMITS
 
     def make_daemon(self) -> Daemon:

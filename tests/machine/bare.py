@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.machine import package, roots
 
 QUICK = (
-    *("callbacks", "client_packages", "failures", "life", "page_modules", "privileges", "readme"),
+    *("callbacks", "client_packages", "evaluators", "page_modules", "privileges", "readme"),
     *("startup", "streams", "try"),
 )
 """The modules of `tests.integration` that are run: those that are short, and need no cgroups."""

@@ -64,10 +64,6 @@ time.sleep(600)
         failure(events, "cancelled")
         self.assertEqual(text(events), "ready\n" + "last words\n" * 5000)
 
-    async def test_limit_of_a_resource_gives_no_grace_time(self) -> None:
-        events = await self.run_command("trap '' TERM; yes")
-        self.assertEqual(failure(events, "output")["value"], OUTPUT)
-
 
 class TimeoutCase(DaemonTestCase):
     """There is not, though an evaluator has begun long before it is over."""
