@@ -587,9 +587,6 @@ def _read_comment(lines: Sequence[str], number: int) -> str:
 class ExampleTests(SynchronousTestCase):
     """`etc/tawebeval.toml` shows what the code has, and explains it."""
 
-    def test_example_is_the_default_configuration(self) -> None:
-        self.assertEqual(parse_configuration(EXAMPLE.read_text("utf-8")), Configuration())
-
     def test_example_has_all_settings_in_the_order_of_the_code(self) -> None:
         shown = tomllib.loads(EXAMPLE.read_text("utf-8"))
         self.assertEqual(list(list_keys(shown)), list(list_settings(Configuration)))

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from time import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,6 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
 from tawebeval.config import (
     ArchiveSettings,
     CallerSettings,
@@ -38,8 +36,6 @@ from tawebeval.config import (
     RepositoryFetchSettings,
     ServiceSettings,
 )
-from tawebeval.core.evaluations import EvaluationState
-from tawebeval.core.form import pack_request
 from tawebeval.core.tokens import generate_token
 from tawebeval.daemon import assembly, startup
 from tawebeval.daemon import assembly as module
@@ -66,18 +62,16 @@ from tawebeval.errors import (
     EvaluationFailure,
 )
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.privileges import ReloadableFiles
 from tawebeval.sandbox.bubblewrap import HelperSandbox
 from tawebeval.web.routes import WebContext
 from tawebeval.web.server.channel import ApiSite
-from tests.archive.test_archive import make_ring
 from tests.cases.databases import close_databases_at_end
 from tests.cases.secrets import OLD, format_secret
 from tests.cases.settings import with_constants
 from tests.fakes.clients import Answer, Connection
 from tests.fakes.sandbox import NO_CGROUPS
-from tests.fakes.world import FakeNotifier, InlineThreads, make_request, straw
+from tests.fakes.world import FakeNotifier, InlineThreads, straw
 
 
 class ServiceTests(SynchronousTestCase):
@@ -271,48 +265,18 @@ class ServiceTests(SynchronousTestCase):
         self.assertFalse(form.exists())
         self.assertFalse(stray.exists())
 
-    def test_timer_makes_all_periodic_calls(self) -> None:
+    def test_timers_make_all_periodic_calls(self) -> None:
         made = self.note_calls("make_periodic_timer")
-        daemon = self.make()
-        (calls, reactor), (probes, _, seconds) = made
-        self.assertIs(reactor, self.reactor)
-        names = "expire_evaluations reap_orphans retry_next_calls check_disks sync_if_due"
-        self.assertEqual([call.__name__ for call in calls], names.split())
-        self.assertEqual(
-            ([call.__name__ for call in probes], seconds), (["start_probe_if_needed"], 10)
-        )
-        self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 2)
-
-    def test_archive_removes_within_a_minute_what_is_older_than_its_days(self) -> None:
-        daemon = self.start(archive=ArchiveSettings(enabled=True, days=1))
-        context, registry = self.evaluations(daemon).context, self.context().registry
-        archive, store = context.archive, context.store
-        assert archive is not None
-        assert store is not None
-        name, ended = registry._identities.issue_identifier(""), time() - 25 * 60 * 60
-
-        async def save_row(stored: StoredEvaluation) -> None:
-            row = EvaluationDetails(
-                name,
-                pack_request(make_request()),
-                5,
-                1,
-                state=EvaluationState.FINISHED,
-                state_times=dict.fromkeys(("created", "ended"), ended),
-                archived=stored,
-                is_forgotten=True,
-            )
-            store.save(row)
-            await store.flush()
-
-        evaluation = EndedEvaluation(name, "", {}, lambda: make_ring(3))
-        storing = Deferred.fromCoroutine(archive.store_evaluation(evaluation, save_row))
-        self.assertTrue(self.successResultOf(storing))
-        for seconds, status in ((59, 200), (1, 410)):
-            self.reactor.advance(seconds)
-            answer = self.request(f"GET /evaluation/{name}/events?after=0")
-            self.assertEqual(answer.status, status, answer.body)
-        self.assertEqual(archive.total_bytes, 0)
+        for archive in (False, True):
+            made.clear()
+            daemon = self.make(archive=ArchiveSettings(enabled=archive))
+            names = "expire_evaluations reap_orphans retry_next_calls check_disks sync_if_due"
+            expected = [(names.split(), ()), (["start_probe_if_needed"], (10,))]
+            expected += [(["begin_removal"], (60,))] if archive else []
+            found = [([call.__name__ for call in calls], rest) for calls, _, *rest in made]
+            self.assertEqual([(calls, tuple(rest)) for calls, rest in found], expected)
+            self.assertEqual({reactor for _, reactor, *_ in made}, {self.reactor})
+            self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), len(made))
 
     def test_drain_has_its_time_and_a_signal_ends_it_at_once(self) -> None:
         calls = self.note_calls_from_thread()

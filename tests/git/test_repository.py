@@ -233,15 +233,6 @@ class DeadlineTests(CacheTestCase):
         self.assertEqual(error.extra_members, {"limit": "repositories.fetch_timeout", "value": 60})
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_second_attempt_has_time_that_first_has_left(self) -> None:
-        first, second = Running(), Running()
-        self.fetches = [first, second]
-        requested = self.check_out(branch="main")
-        self.clock.advance(40)
-        first.end(UNADVERTISED)
-        self.clock.advance(19)
-        self.check_over(requested, second)
-
     def test_wait_for_another_fetch_of_repository_counts(self) -> None:
         first, second = Running(), Running()
         self.fetches = [first, second]
