@@ -62,7 +62,7 @@ text_option = partial(click.option, type=UTF8_ARGUMENT)
 class ServerAccess:
     """The URL of a server, and the token for it, None without one.
 
-    `arguments` are the options of the command line that named them.
+    `command_arguments` are the options of the command line that named them.
     """
 
     url: str

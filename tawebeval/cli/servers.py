@@ -160,26 +160,18 @@ def find_server(
             given[f"--{name.replace('_', '-')}"] = str(value)
     try:
         if server:
-            url = _parse_url(server)
+            url = normalize_server_url(server)
             token = _read_token(token_file)
             token = token or read_servers(locate_server_file(os.environ)).tokens.get(url, "")
         else:
             stored = read_servers(locate_server_file(os.environ))
-            url = _parse_url(stored.default or _DEFAULT_SERVER)
+            url = normalize_server_url(stored.default or _DEFAULT_SERVER)
             token = "" if "--token-file" in given else stored.tokens.get(url, "")
             token = token or _read_token(token_file)
-    except ConfigurationError as error:
+    except (ConfigurationError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="--server") from None
     token = _check_token(token, url)
     return ServerAccess(url, token or None, tuple(itertools.chain.from_iterable(given.items())))
-
-
-def _parse_url(server: str) -> str:
-    """Return the URL of a server without trailing slashes. Raises: ConfigurationError."""
-    try:
-        return normalize_server_url(server)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
 
 
 def _read_token(path: Path | None) -> str:
@@ -204,8 +196,8 @@ def _check_token(token: str, where: str) -> str:
 
 def _parse_url_argument(context: click.Context, _: click.Parameter, url: str | None) -> str | None:
     try:
-        return url and _parse_url(url if "://" in url else f"https://{url}")
-    except ConfigurationError as error:
+        return url and normalize_server_url(url if "://" in url else f"https://{url}")
+    except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
 
