@@ -108,7 +108,6 @@ def follow_restart(service: Service, journey: Journey) -> None:
     with follow(journey):
         registry.restore_evaluations(
             rows,
-            service.world.store.load_callbacks(),
             service.root / "uploads",
             lambda commit, path: Checkout(commit, path, lambda: None),
         )

@@ -159,12 +159,7 @@ class EvaluationService(Service):
         # Also above the numbers of evaluations that are gone.
         now = int(context.read_wall_clock() * 1000)
         registry.records.last_sequence_number = max(context.store.find_last_sequence_number(), now)
-        registry.restore_evaluations(
-            self._rows,
-            context.store.load_callbacks(),
-            self._uploads,
-            self.repositories.resume_checkout,
-        )
+        registry.restore_evaluations(self._rows, self._uploads, self.repositories.resume_checkout)
         self._rows = ()
         if context.archive is not None:
             context.archive.start()

@@ -75,7 +75,6 @@ class Evaluation:
     - `archive_event`: happens when the evaluation is archived, or will not be.
     - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
     - `event_bytes`: the bytes of events on the disk that count for the caller.
-    - `is_removed`: whether nothing of it is left but perhaps its copy in the archive.
     - `is_row_deleted`: whether the store has no row of it any more.
     """
 
@@ -99,7 +98,6 @@ class Evaluation:
     archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
     final_state: EvaluationState | None = None
     event_bytes: int = 0
-    is_removed: bool = False
     is_row_deleted: bool = False
     _since: float = 0.0  # when its state began, in seconds of the clock
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import attrs
 import orjson
 from twisted.internet.defer import gatherResults
 from twisted.internet.task import deferLater
@@ -49,11 +48,7 @@ from tawebeval.evaluations.starting import (
     restore_events,
     resume_run,
 )
-from tawebeval.evaluations.store import (
-    EvaluationDetails,
-    PendingCallback,
-    format_rfc3339_time,
-)
+from tawebeval.evaluations.store import EvaluationDetails, format_rfc3339_time
 from tawebeval.evaluations.submissions import (
     ReceivedForm,
     SubmissionStore,
@@ -62,81 +57,9 @@ from tawebeval.evaluations.submissions import (
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.deliveries import CallbackQueue
-from tawebeval.webhooks.records import CallbackRecord
+from tawebeval.webhooks.records import CallbackState
 
 _RETRY_LATER = 30  # seconds, if too many events are unread
-
-
-@attrs.define(eq=False)
-class EvaluationCallbacks:
-    """Deliverer of the status documents of ended evaluations to the URLs in their forms.
-
-    Documents that are not delivered yet are in the store, and outlive the daemon.
-    """
-
-    callback_queue: CallbackQueue
-    _context: EvaluationContext
-    # Those of an earlier process whose evaluations are still to be restored, by their names.
-    _undelivered: dict[str, PendingCallback] = attrs.field(factory=dict)
-
-    def start_delivery(self, evaluation: Evaluation) -> None:
-        """Send the callback of an evaluation that has ended, if its form asks for one."""
-        callback, name = evaluation.details.callback, evaluation.details.log_name
-        if callback is None:
-            return
-        kept = self._undelivered.pop(name, None)
-        if callback.state.is_final:
-            self._drop(name)
-            return
-
-        def make_document() -> bytes:
-            if kept is not None:
-                return kept.document
-            document = orjson.dumps(build_status(evaluation, None))
-            if self._context.store is not None:
-                pending = PendingCallback(
-                    callback.url, callback.caller, callback.webhook_id, document
-                )
-                self._context.store.save_callback(name, pending)
-            return document
-
-        def on_end() -> None:
-            evaluation.save()
-            self._drop(name)
-
-        if kept is not None:
-            callback.webhook_id = kept.webhook_id
-        self.callback_queue.start_delivery(
-            callback,
-            name,
-            make_document,
-            on_end,
-            # Another process would send another document.
-            partial(wait_for_commit, self._context),
-        )
-
-    def resume_deliveries(
-        self, undelivered: Mapping[str, PendingCallback], known_names: Collection[str]
-    ) -> None:
-        """Go on with callbacks of an earlier process, by the names of their evaluations.
-
-        Those of the evaluations in `known_names` wait for `start_delivery`; the others are of
-        forgotten evaluations, and are delivered again at once.
-        """
-        for name, kept in undelivered.items():
-            if name in known_names:
-                self._undelivered[name] = kept
-            else:
-                self.callback_queue.start_delivery(
-                    CallbackRecord(kept.url, kept.caller, webhook_id=kept.webhook_id),
-                    name,
-                    partial(bytes, kept.document),
-                    partial(self._drop, name),
-                )
-
-    def _drop(self, name: str) -> None:
-        if self._context.store is not None:
-            self._context.store.save_callback(name, None)
 
 
 _LOOK = 0.05  # seconds between two looks
@@ -151,7 +74,8 @@ class EvaluationRegistry:
     """All evaluations of the daemon, whose directories lie below `root`.
 
     `bounds` are the arguments of the queue for run slots (`FairQueue`). `callbacks` delivers the
-    status document of an ended evaluation to the URL in its form.
+    status document of an ended evaluation to the URL in its form. A document that is not delivered
+    yet is in the evaluation's row, and outlives the daemon.
 
     The parameter `caller` of the methods is the name of the caller that makes the request. An
     evaluation of another caller raises the same error as an unknown identifier: EvaluationNotFound.
@@ -170,7 +94,7 @@ class EvaluationRegistry:
         self._started = format_rfc3339_time(context.read_wall_clock())
         self._identities = identities
         self._root = root
-        self._callbacks = EvaluationCallbacks(callbacks, context)
+        self._callbacks = callbacks
         self.submissions = SubmissionStore(context, root)
         self.records = EvaluationIndex(identities, context.clock, self._on_forgotten)
         self.run_queue = FairQueue(*bounds)
@@ -283,9 +207,7 @@ class EvaluationRegistry:
             self.submissions.discard_upload(form.directory, form.upload_bytes, caller)
             return first
         url = form.request.callback_url
-        callback = (
-            None if url is None else self._callbacks.callback_queue.create_callback(url, caller)
-        )
+        callback = None if url is None else self._callbacks.create_callback(url, caller)
         self.check_admission(caller)
         seed, key = form.request.seed, form.idempotency_key
         number = self.records.last_sequence_number + 1
@@ -335,7 +257,6 @@ class EvaluationRegistry:
     def restore_evaluations(
         self,
         rows: Sequence[EvaluationDetails],
-        callbacks: Mapping[str, PendingCallback],
         uploads: Path,
         resume_checkout: ResumeCheckout,
     ) -> None:
@@ -344,7 +265,6 @@ class EvaluationRegistry:
         `uploads` is the directory of their files that have not begun. Blocks, for some milliseconds
         each.
         """
-        self._callbacks.resume_deliveries(callbacks, {row.log_name for row in rows})
         # Otherwise those that wait would take the slots of those that run.
         for row in sorted(rows, key=lambda row: row.run is None):
             try:
@@ -356,6 +276,9 @@ class EvaluationRegistry:
     def _restore(
         self, details: EvaluationDetails, uploads: Path, resume_checkout: ResumeCheckout
     ) -> None:
+        if details.is_removed:
+            self._restore_callback(details)
+            return
         state, upload, stop_reason = details.state, details.upload_directory, details.failure
         details.upload_directory = uploads / (details.log_name if upload is None else upload.name)
         if not state.has_ended:
@@ -382,6 +305,15 @@ class EvaluationRegistry:
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if details.is_forgotten:
             self.records.forget_evaluation(details.identifier, EvaluationState.EXPIRED)
+
+    def _restore_callback(self, details: EvaluationDetails) -> None:
+        """Send the callback of an evaluation of which nothing else is left; delete the row."""
+        evaluation = self._make_evaluation(details)
+        evaluation.final_state = EvaluationState.EXPIRED
+        evaluation.cleanup_event.set_value(evaluation)
+        self._forgotten[details.identifier] = evaluation
+        self._send_callback(evaluation)
+        self._delete_unneeded_row(evaluation)
 
     def refuse_evaluations(self) -> None:
         """Accept nothing more: the daemon is about to stop."""
@@ -428,9 +360,27 @@ class EvaluationRegistry:
     def _on_cleaned_up(self, evaluation: Evaluation) -> None:
         try:
             # First: what follows changes the state of an evaluation that is forgotten.
-            self._callbacks.start_delivery(evaluation)
+            self._send_callback(evaluation)
         finally:
             self._keep_ended(evaluation)
+
+    def _send_callback(self, evaluation: Evaluation) -> None:
+        """Send the status document to the URL in the form, unless that is done."""
+        callback = evaluation.details.callback
+        if callback is None or callback.state.is_final:
+            return
+        callback.state = CallbackState.PENDING
+        callback.document = callback.document or orjson.dumps(build_status(evaluation, None))
+
+        async def store() -> None:
+            evaluation.save()
+            await wait_for_commit(self.context)  # another process would send another document
+
+        def on_end() -> None:
+            evaluation.save()
+            self._delete_unneeded_row(evaluation)
+
+        self._callbacks.start_delivery(callback, evaluation.details.log_name, on_end, store)
 
     def _keep_ended(self, evaluation: Evaluation) -> None:
         """Keep an evaluation with only its events, and perhaps its files, left."""
@@ -490,12 +440,14 @@ class EvaluationRegistry:
         )
 
     def _release_archived_copy(self, identifier: str) -> bool:
-        """Note that the archive has removed an evaluation; return whether it can still be read."""
-        if identifier not in self.records:
-            if (forgotten := self._forgotten.get(identifier)) is not None:
-                forgotten.is_row_deleted = True
+        """Note that the archive has removed an evaluation; return whether its row is needed."""
+        is_known = identifier in self.records
+        evaluation = self.records[identifier] if is_known else self._forgotten.get(identifier)
+        if evaluation is None:
             return False
-        evaluation = self.records[identifier]
+        if not (is_known or evaluation.details.has_pending_callback):
+            evaluation.is_row_deleted = True
+            return False
         evaluation.details.archived = None
         evaluation.save()
         return True
@@ -513,14 +465,15 @@ class EvaluationRegistry:
             return
         self.submissions.discard_kept_files(evaluation)
         is_read = evaluation.events.stream_count > 0
-        if evaluation.cleanup_event.is_set and not (is_read or evaluation.is_removed):
-            evaluation.is_removed = True
+        if evaluation.cleanup_event.is_set and not (is_read or evaluation.details.is_removed):
+            evaluation.details.is_removed = True
             run_in_background(self._remove(evaluation), log, "defect: the removal has failed")
 
     async def _remove(self, evaluation: Evaluation) -> None:
         assert evaluation.final_state is not None, "it is forgotten"
         evaluation.enter(evaluation.final_state)
         await evaluation.events.discard()
+        evaluation.save()
         await wait_for_commit(self.context)  # a row without files would be a loss
         evaluation.count_event_bytes(are_gone=True)
         await self.context.cleanup_queue.attempt_call(
@@ -528,9 +481,15 @@ class EvaluationRegistry:
             remove_tree,
             evaluation.workspace.root,
         )
-        if self.context.store is not None and evaluation.details.archived is None:
+        self._delete_unneeded_row(evaluation)
+
+    def _delete_unneeded_row(self, evaluation: Evaluation) -> None:
+        """Delete the row of a removed evaluation, unless its callback or the archive needs it."""
+        details, store = evaluation.details, self.context.store
+        is_needed = details.has_pending_callback or details.archived is not None
+        if store is not None and details.is_removed and not is_needed:
             evaluation.is_row_deleted = True
-            self.context.store.delete(evaluation.details.identifier)
+            store.delete(details.identifier)
 
     # Rerun
 

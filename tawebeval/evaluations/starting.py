@@ -530,7 +530,7 @@ class LeftEvaluations:
     @property
     def directory_names(self) -> set[str]:
         """The names of directories of evaluations."""
-        return {derive_directory_name(row.identifier) for row in self.rows}
+        return {derive_directory_name(row.identifier) for row in self.rows if not row.is_removed}
 
     @property
     def running_directory_names(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""The store: one row for each evaluation, and the callbacks and links that outlive the daemon.
+"""The store: one row for each evaluation, and the links that outlive the daemon.
 
 A change costs the reactor the packing of the row, about 5 microseconds. One thread writes all that
 waits in one transaction: a process that is killed loses nothing that was committed, a power cut at
@@ -134,6 +134,7 @@ class EvaluationDetails:
     - `failure`: the failure; in a row before the end, the reason of a stop. `failure_event`: its
       event, b"" without one.
     - `archived`: what the archive has of it, None without an archive or before.
+    - `is_removed`: whether nothing of it is left but its copy in the archive, and the callback.
 
     `Evaluation.make_row` sets these members of the row:
 
@@ -144,8 +145,9 @@ class EvaluationDetails:
     - `has_lost_events`: whether clients may have received newest events that are lost.
 
     A packed row takes 1 to 3 KiB. At most it takes the fields of the form that are no files (each
-    64 KiB), 8 KiB of stderr in the result and three times that in the failure, 17
-    KiB of goals, and the paths and variables of the operator's configuration.
+    64 KiB), 8 KiB of stderr in the result and three times that in the failure, 17 KiB of goals, and
+    the paths and variables of the operator's configuration; and as much again for the document of a
+    callback until that is delivered.
     """
 
     identifier: str
@@ -172,6 +174,7 @@ class EvaluationDetails:
     failure: EvaluationFailure | None = None
     failure_event: bytes = b""
     archived: StoredEvaluation | None = None
+    is_removed: bool = False
     is_cleaned_up: bool = False
     is_forgotten: bool = False
     markers: tuple[bytes, bytes, bytes, bytes] | None = None
@@ -189,6 +192,11 @@ class EvaluationDetails:
             return EvaluationState.FINISHED
         cancelled = self.failure.reason == "cancelled"
         return EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED
+
+    @property
+    def has_pending_callback(self) -> bool:
+        """Whether a callback is to be sent, now or at the end."""
+        return self.callback is not None and not self.callback.state.is_final
 
     @property
     def log_name(self) -> str:
@@ -224,18 +232,6 @@ def format_rfc3339_time(timestamp: float) -> str:
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")
 
 
-class PendingCallback(msgspec.Struct):
-    """A callback that is not delivered yet, also after its evaluation is removed.
-
-    `document` is the body of its request.
-    """
-
-    url: str
-    caller: str
-    webhook_id: str
-    document: bytes
-
-
 class LinkRow(msgspec.Struct, frozen=True):
     """The links of one evaluation; `last_expiry` is that of the last, in seconds since the epoch.
 
@@ -260,7 +256,6 @@ def _make_decoder(kind: type[T]) -> Callable[[bytes], T]:
 
 
 unpack_evaluation = _make_decoder(EvaluationDetails)
-unpack_callback = _make_decoder(PendingCallback)
 unpack_link = _make_decoder(LinkRow)
 
 
@@ -270,7 +265,7 @@ FORMAT = 1
 MAX_SET_ASIDE = 3
 """Damaged databases that are kept, at most; the oldest are removed."""
 
-Table = Literal["evaluations", "callbacks", "links"]
+Table = Literal["evaluations", "links"]
 Values = tuple[Any, ...]
 Changes = dict[tuple[Table, str], Values | None]
 
@@ -284,13 +279,12 @@ CREATE TABLE evaluations (
     caller TEXT NOT NULL,
     ended REAL,                        -- seconds since the epoch
     archived_bytes INTEGER,            -- NULL unless it is in the archive
-    is_live INTEGER NOT NULL           -- 0 if it is in the archive alone
+    is_live INTEGER NOT NULL           -- 0 if only the archive needs it
 );
 CREATE INDEX live ON evaluations (sequence_number) WHERE is_live;
 CREATE INDEX archived ON evaluations (caller, sequence_number, archived_bytes)
     WHERE archived_bytes IS NOT NULL;
 CREATE INDEX ended ON evaluations (ended, caller) WHERE archived_bytes IS NOT NULL;
-CREATE TABLE callbacks (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
 PRAGMA user_version = 1;
 COMMIT;
@@ -460,12 +454,8 @@ class EvaluationStore:
         return max(number or 0 for (number,) in found)
 
     def load_live(self) -> list[EvaluationDetails]:
-        """Return the rows of all evaluations that are not in the archive alone, by number."""
+        """Return the rows that not only the archive needs, in the order of their numbers."""
         return list(self._load("evaluations", unpack_evaluation).values())
-
-    def load_callbacks(self) -> dict[str, PendingCallback]:
-        """Return the callbacks by name."""
-        return self._load("callbacks", unpack_callback)
 
     def load_links(self) -> dict[str, LinkRow]:
         """Return the links by the identifiers of their evaluations."""
@@ -527,16 +517,12 @@ class EvaluationStore:
             row.caller,
             row.state_times.get("ended"),
             None if row.archived is None else row.archived.file_bytes,
-            row.archived is None or not row.is_forgotten,
+            row.archived is None or not row.is_forgotten or row.has_pending_callback,
         )
 
     def delete(self, identifier: str) -> None:
         """Delete the row of an evaluation, if there is one."""
         self._change("evaluations", identifier, None)
-
-    def save_callback(self, name: str, callback: PendingCallback | None) -> None:
-        """Write a callback in place of the one with its name; None deletes it."""
-        self._change("callbacks", name, callback)
 
     def save_link(self, identifier: str, link: LinkRow | None) -> None:
         """Write the links of an evaluation in place of the present ones; None deletes them."""

@@ -163,7 +163,7 @@ log = Logger()
 
 @attrs.define(eq=False)
 class Delivery:
-    """A pending callback with the document to post.
+    """A pending callback.
 
     `evaluation_log_name` is the evaluation's name in the log. `give_up_reason` is the reason why
     no further attempt begins, empty if one may.
@@ -171,14 +171,13 @@ class Delivery:
 
     callback: CallbackRecord
     evaluation_log_name: str
-    document: bytes = attrs.field(repr=False)
     give_up_reason: str = ""
     delivery_task: Deferred[None] | None = None
 
     @property
     def size(self) -> int:
         """Size in bytes, as it counts towards `MAX_PENDING_BYTES`."""
-        return len(self.document) + DELIVERY_OVERHEAD_BYTES
+        return len(self.callback.document) + DELIVERY_OVERHEAD_BYTES
 
     def cancel_attempt(self) -> None:
         """Cancel the attempt or the pause that is under way."""
@@ -255,24 +254,21 @@ class CallbackQueue:
         self,
         callback: CallbackRecord,
         evaluation: str,
-        document: Callable[[], bytes],
         on_end: Callable[[], object] = lambda: None,
-        wait_until_stored: Callable[[], Awaitable[object]] = lambda: succeed(None),
+        store: Callable[[], Awaitable[object]] = lambda: succeed(None),
     ) -> None:
-        """Start a delivery.
+        """Start a delivery of the callback's document.
 
-        `document` returns the body, and is called in the state PENDING. The first attempt follows
-        `wait_until_stored`. `on_end` is called in the final state.
+        The first attempt follows `store`, which stores the callback. `on_end` is called in the
+        final state.
         """
         callback.state = CallbackState.PENDING
         callback.webhook_id = callback.webhook_id or f"evt_{self._random(16).hex()}"
-        delivery = self._deliveries[callback.webhook_id] = Delivery(
-            callback, evaluation, document()
-        )
+        delivery = self._deliveries[callback.webhook_id] = Delivery(callback, evaluation)
         self._share.take(delivery.size, callback.caller)
         self._evict()
         delivery.delivery_task = run_in_background(
-            self._run(delivery, on_end, wait_until_stored),
+            self._run(delivery, on_end, store),
             log,
             "{evaluation}: defect in its callback",
             evaluation=evaluation,
@@ -304,12 +300,12 @@ class CallbackQueue:
         self,
         delivery: Delivery,
         on_end: Callable[[], object],
-        wait_until_stored: Callable[[], Awaitable[object]],
+        store: Callable[[], Awaitable[object]],
     ) -> None:
         """Deliver a callback and record its final state."""
         callback = delivery.callback
         try:
-            await wait_until_stored()
+            await store()
             callback.state = await self._deliver(delivery)
         except CancelledError:
             callback.state = CallbackState.GIVEN_UP
@@ -325,6 +321,7 @@ class CallbackQueue:
             callback.last_error = delivery.give_up_reason + before
         self.ended_counts_by_state[callback.state] += 1
         self._give_up(delivery, "ended")
+        callback.document = b""
         del self._deliveries[callback.webhook_id]
         self._log(delivery)
         on_end()
@@ -362,9 +359,9 @@ class CallbackQueue:
                 return AttemptResult(RequestOutcome.REFUSED, reason)
             callback.attempt_count += 1
             headers = secrets.sign_body(
-                callback.caller, callback.webhook_id, int(self._time()), delivery.document
+                callback.caller, callback.webhook_id, int(self._time()), callback.document
             )
-            return await self._sender.post_document(callback.url, headers, delivery.document)
+            return await self._sender.post_document(callback.url, headers, callback.document)
         finally:
             self._slots.release_slot(callback.webhook_id)
 

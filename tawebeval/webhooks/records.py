@@ -28,9 +28,10 @@ class CallbackState(Enum):
 class CallbackRecord:
     """A callback and its progress.
 
-    `caller` is the name by which its secret is found. `webhook_id` is its Webhook-Id, the same for
-    each attempt, also in another process of the daemon; empty before the first one. `last_error`
-    describes the last failed attempt for people; None before one has failed.
+    `caller` is the name by which its secret is found. `webhook_id` is its Webhook-Id, `document`
+    its body: the same for each attempt, also in another process of the daemon, and empty before the
+    first one. `document` is dropped at the end. `last_error` describes the last failed attempt for
+    people; None before one has failed.
     """
 
     url: str
@@ -39,6 +40,7 @@ class CallbackRecord:
     attempt_count: int = 0
     last_error: str | None = None
     webhook_id: str = ""
+    document: bytes = attrs.field(default=b"", repr=False)
 
     @property
     def url_without_query(self) -> str:

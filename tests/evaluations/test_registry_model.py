@@ -258,7 +258,7 @@ class Comparison(RuleBasedStateMachine):
         rows = self.world.kill_daemon()
         self.registry = self.make_registry()
         self.registry.restore_evaluations(
-            rows, {}, Path("/uploads"), lambda commit, path: Checkout(commit, path, lambda: None)
+            rows, Path("/uploads"), lambda commit, path: Checkout(commit, path, lambda: None)
         )
         for identifier, model in self.models.items():
             if identifier in self.registry.records:

@@ -79,9 +79,7 @@ class RestoringTestCase(RegistryTestCase):
             self.registry.hand_over_evaluations()
         rows = [change(row) for row in self.world.kill_daemon()]
         self.registry = self.make(2)
-        self.registry.restore_evaluations(
-            rows, self.world.store.load_callbacks(), self.uploads, self.resume_checkout
-        )
+        self.registry.restore_evaluations(rows, self.uploads, self.resume_checkout)
         self.world.turn()
 
     def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
@@ -612,7 +610,6 @@ class CallbackTests(RestoringTestCase):
         self.finish(self.world.child)
         (sent,) = self.callbacks.sent
         self.assertEqual(sent[0], derive_log_pseudonym(identifier))
-        self.assertEqual(list(self.world.store.callbacks), [sent[0]])
         return sent
 
     def test_same_document_is_sent_again(self) -> None:
@@ -623,9 +620,31 @@ class CallbackTests(RestoringTestCase):
     def test_callback_of_a_removed_evaluation_is_sent_again(self) -> None:
         sent = self.start_callback()
         self.consume(sent[1]["evaluation_id"])
-        self.assertEqual(self.world.store.rows, {})
+        for _ in range(2):
+            self.assertEqual(LeftEvaluations(self.world.store.load_live()).directory_names, set())
+            self.restart()
+            self.assertEqual(self.callbacks.sent, [sent])
+            self.assertEqual(self.list_all(), [])
+
+    def test_callback_of_an_archived_evaluation_is_sent_again(self) -> None:
+        self.world.archive = FakeArchive()
+        self.registry = self.make()
+        sent = self.start_callback()
+        identifier = sent[1]["evaluation_id"]
+        self.consume(identifier)
         self.restart()
         self.assertEqual(self.callbacks.sent, [sent])
+        # The row outlives the copy in the archive.
+        self.assertTrue(self.world.archive.release_copy(identifier))
+        self.restart()
+        self.assertEqual(self.callbacks.sent, [sent])
+
+    def test_row_of_a_removed_evaluation_is_deleted_if_the_removal_was_cut_short(self) -> None:
+        identifier = self.accept()
+        self.finish(self.world.child)
+        self.restart(lambda row: attrs.evolve(row, is_forgotten=True, is_removed=True))
+        self.assertEqual((self.world.store.rows, self.list_all()), ({}, []))
+        self.assert_refused(EvaluationExpired, identifier)
 
     def test_callback_that_is_delivered_during_the_removal_is_not_sent_again(self) -> None:
         removal = Gate()
@@ -640,7 +659,7 @@ class CallbackTests(RestoringTestCase):
         self.world.threads = Threads()
         self.registry = self.make()
         ends: list[Callable[[], object]] = []
-        self.patch(self.callbacks, "start_delivery", lambda *given: ends.append(given[3]))
+        self.patch(self.callbacks, "start_delivery", lambda *given: ends.append(given[2]))
         identifier = self.accept(callback_url=URL)
         self.finish(self.world.child)
         details = self.registry.records[identifier].details
@@ -649,17 +668,21 @@ class CallbackTests(RestoringTestCase):
         details.callback.state = CallbackState.DELIVERED
         ends[0]()
         self.restart()
-        self.assertEqual((self.callbacks.sent, self.world.store.callbacks), ([], {}))
+        self.assertEqual((self.callbacks.sent, self.world.store.rows), ([], {}))
 
     def test_end_of_a_callback_does_not_bring_back_a_row(self) -> None:
         ends: list[Callable[[], object]] = []
-        self.patch(self.callbacks, "start_delivery", lambda *given: ends.append(given[3]))
+        self.patch(self.callbacks, "start_delivery", lambda *given: ends.append(given[2]))
         identifier = self.accept(callback_url=URL)
         self.finish(self.world.child)
+        callback = self.registry.records[identifier].details.callback
+        assert callback is not None
         self.consume(identifier)
+        self.assertEqual(list(self.world.store.rows), [identifier])
+        callback.state = CallbackState.DELIVERED
         (end,) = ends
         end()
-        self.assertEqual((self.world.store.rows, self.world.store.callbacks), ({}, {}))
+        self.assertEqual(self.world.store.rows, {})
 
 
 class LeftEvaluationsTests(RestoringTestCase):

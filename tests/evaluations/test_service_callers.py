@@ -30,6 +30,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.sandbox.workspace import derive_log_pseudonym
+from tawebeval.webhooks.records import CallbackState
 from tests.cases.evaluations import END, RegistryTestCase
 from tests.cases.settings import with_constants
 from tests.fakes.archive import FakeArchive
@@ -491,16 +492,25 @@ class ArchiveTests(RegistryTestCase):
 
     def test_late_callback_brings_back_no_row_that_the_archive_has_removed(self) -> None:
         ends: list[Callable[[], object]] = []
-        self.patch(FakeCallbacks, "start_delivery", lambda _, *arguments: ends.append(arguments[3]))
-        identifier = self.accept(callback_url="https://receiver.example/hook")
-        self.finish(self.world.child)
-        self.consume(identifier)
-        gc.collect()
-        self.assertFalse(self.archive.release_copy(identifier))
-        self.world.store.delete(identifier)
-        (on_end,) = ends
-        on_end()
-        self.assertEqual(self.world.store.rows, {})
+        self.patch(FakeCallbacks, "start_delivery", lambda _, *arguments: ends.append(arguments[2]))
+        for is_delivered_first in (False, True):
+            identifier = self.accept(callback_url="https://receiver.example/hook")
+            self.finish(self.world.child)
+            callback = self.registry.records[identifier].details.callback
+            assert callback is not None
+            self.consume(identifier)
+            gc.collect()
+            if is_delivered_first:
+                callback.state = CallbackState.DELIVERED
+            # The row stays until the callback is delivered.
+            is_kept = self.archive.release_copy(identifier)
+            self.assertEqual(is_kept, not is_delivered_first)
+            if not is_kept:
+                self.world.store.delete(identifier)
+            self.assertEqual(identifier in self.world.store.rows, is_kept)
+            callback.state = CallbackState.DELIVERED
+            ends.pop()()
+            self.assertEqual(self.world.store.rows, {})
 
     def test_events_stay_on_the_disk_until_the_archive_has_them(self) -> None:
         self.archive.gate.shut = True
@@ -510,9 +520,9 @@ class ArchiveTests(RegistryTestCase):
         record = self.registry.records[identifier]
         self.page(identifier, END)
         self.assertTrue(record.events.keeps_files)
-        self.assertEqual((record.is_removed, self.world.disk.used), (False, 2))
+        self.assertEqual((record.details.is_removed, self.world.disk.used), (False, 2))
         self.archive.gate.open()
-        self.assertEqual((record.is_removed, self.world.disk.used), (True, 0))
+        self.assertEqual((record.details.is_removed, self.world.disk.used), (True, 0))
 
     def test_submission_is_archived_though_all_events_were_received_before(self) -> None:
         self.archive.gate.shut = True

@@ -42,7 +42,6 @@ from tawebeval.evaluations.store import (
     EvaluationDetails,
     EvaluationStore,
     LinkRow,
-    PendingCallback,
     RunResult,
     RunRow,
     pack,
@@ -223,9 +222,14 @@ class WritingTests(StoreTestCase):
             self.store.save(make_row(number))
         self.store.save(make_archived_row(4))
         self.store.save(attrs.evolve(make_archived_row(6), is_forgotten=True))
+        pending = CallbackRecord("http://a/", "bob", CallbackState.PENDING)
+        row = attrs.evolve(make_archived_row(7), is_forgotten=True, callback=pending)
+        self.store.save(row)
         self.store.save(make_row(5))
         self.commit_all()
-        self.assertEqual([row.sequence_number for row in self.store.load_live()], [1, 3, 4, 5, 9])
+        self.assertEqual(
+            [row.sequence_number for row in self.store.load_live()], [1, 3, 4, 5, 7, 9]
+        )
 
     def test_highest_sequence_number_is_that_of_a_live_or_archived_row(self) -> None:
         for row, highest in ((None, 0), (make_row(2), 2), (make_archived_row(9), 9)):
@@ -234,19 +238,15 @@ class WritingTests(StoreTestCase):
                 self.commit_all()
             self.assertEqual(self.store.find_last_sequence_number(), highest)
 
-    def test_callbacks_and_links_outlive_their_evaluation(self) -> None:
-        callback = PendingCallback("http://a/", "bob", "w", b"{}")
+    def test_links_outlive_their_evaluation(self) -> None:
         link = LinkRow("bob", b"generation", 7)
-        self.store.save_callback("e1", callback)
         self.store.save_link("e1", link)
         self.store.delete("e1")
         self.commit_all()
-        self.assertEqual(self.store.load_callbacks(), {"e1": callback})
         self.assertEqual(self.store.load_links(), {"e1": link})
-        self.store.save_callback("e1", None)
         self.store.save_link("e1", None)
         self.commit_all()
-        self.assertEqual((self.store.load_callbacks(), self.store.load_links()), ({}, {}))
+        self.assertEqual(self.store.load_links(), {})
 
     def test_full_disk_refuses_new_evaluations_and_keeps_changes_of_others(self) -> None:
         self.store.save(make_row(1))

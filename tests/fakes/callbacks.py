@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from tawebeval.deferreds import run_in_background
 from tawebeval.errors import InvalidField
 from tawebeval.webhooks.records import CallbackRecord, CallbackState
 
@@ -28,9 +32,9 @@ class FakeCallbacks:
         self,
         callback: CallbackRecord,
         evaluation: str,
-        document: Callable[[], bytes],
-        on_end: Callable[[], object] = lambda: None,
-        wait_until_stored: Callable[[], object] = lambda: None,
+        on_end: Callable[[], object],
+        store: Callable[[], Coroutine[Deferred[Any], Any, object]],
     ) -> None:
         callback.state = CallbackState.PENDING
-        self.sent.append((evaluation, json.loads(document())))
+        self.sent.append((evaluation, json.loads(callback.document)))
+        run_in_background(store(), Logger(), "the callback is not stored")

@@ -14,7 +14,6 @@ from tawebeval.core.events import Mark
 from tawebeval.evaluations.store import (
     EvaluationDetails,
     LinkRow,
-    PendingCallback,
     pack,
     unpack_evaluation,
 )
@@ -83,7 +82,6 @@ class FakeStore:
     """A store in memory, which keeps rows packed; `error` fails what is added."""
 
     rows: dict[str, bytes] = attrs.field(factory=dict)
-    callbacks: dict[str, PendingCallback] = attrs.field(factory=dict)
     links: dict[str, LinkRow] = attrs.field(factory=dict)
     error: Exception | None = None
     problem: str | None = None
@@ -99,11 +97,6 @@ class FakeStore:
 
     def delete(self, identifier: str) -> None:
         self.rows.pop(identifier, None)
-
-    def save_callback(self, name: str, callback: PendingCallback | None) -> None:
-        self.callbacks.pop(name, None)
-        if callback is not None:
-            self.callbacks[name] = callback
 
     def save_link(self, identifier: str, link: LinkRow | None) -> None:
         self.links.pop(identifier, None)
@@ -160,12 +153,10 @@ class FakeStore:
         return found
 
     def load_live(self) -> list[EvaluationDetails]:
-        """Return the rows that are not in the archive alone."""
-        rows = map(unpack_evaluation, self.rows.values())
-        return sorted(
-            (row for row in rows if row.archived is None or not row.is_forgotten),
-            key=lambda row: row.sequence_number,
-        )
-
-    def load_callbacks(self) -> dict[str, PendingCallback]:
-        return dict(self.callbacks)
+        """Return the rows that not only the archive needs."""
+        rows = [
+            row
+            for row in map(unpack_evaluation, self.rows.values())
+            if row.archived is None or not row.is_forgotten or row.has_pending_callback
+        ]
+        return sorted(rows, key=lambda row: row.sequence_number)

@@ -276,7 +276,7 @@ class World:
         for call in list(self.clock.getDelayedCalls()):
             call.cancel()
         self.spawn.children.clear()
-        self.store = FakeStore(dict(self.store.rows), dict(self.store.callbacks))
+        self.store = FakeStore(dict(self.store.rows))
         self.__attrs_post_init__()
         self.repositories.users = 0
         gate, self.repositories.gate = self.repositories.gate, Gate()

@@ -126,7 +126,8 @@ class CallbacksTestCase(SynchronousTestCase):
         self, caller: str = "alice", document: bytes = b"{}", name: str = "some"
     ) -> CallbackRecord:
         callback = self.callbacks.create_callback(URL, caller)
-        self.callbacks.start_delivery(callback, name, lambda: document)
+        callback.document = document
+        self.callbacks.start_delivery(callback, name)
         return callback
 
     def check(
@@ -150,9 +151,7 @@ class ExpectTests(CallbacksTestCase):
     def test_first_attempt_waits_until_the_document_is_stored(self) -> None:
         callback = self.callbacks.create_callback(URL, "alice")
         stored: Deferred[None] = Deferred()
-        self.callbacks.start_delivery(
-            callback, "some", lambda: b"{}", wait_until_stored=lambda: stored
-        )
+        self.callbacks.start_delivery(callback, "some", store=lambda: stored)
         self.assertEqual((len(self.sender.posted), callback.state), (0, CallbackState.PENDING))
         stored.callback(None)
         self.assertEqual(len(self.sender.posted), 1)
@@ -183,16 +182,9 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.DELIVERED: 1})
         self.nothing_left()
 
-    def test_document_is_made_late_and_is_the_same_each_time(self) -> None:
-        self.sender.results = [BAD, TAKEN]
-        callback = self.callbacks.create_callback(URL, "alice")
-        self.callbacks.start_delivery(callback, "some", lambda: callback.state.value.encode())
-        self.clock.advance(5)
-        self.assertEqual([body for _, _, body in self.sender.posted], [b"pending"] * 2)
-
     def test_failed_attempt_is_repeated_later_under_the_same_name(self) -> None:
         self.sender.results = [BAD, AttemptResult(RequestOutcome.RETRY, "no connection"), TAKEN]
-        callback = self.send()
+        callback = self.send(document=b"[]")
         self.check(callback, CallbackState.PENDING, 1, "the status 500")
         self.clock.advance(4.9)
         self.assertEqual(callback.attempt_count, 1)
@@ -202,6 +194,8 @@ class DeliveryTests(CallbacksTestCase):
         self.check(callback, CallbackState.DELIVERED, 3, "no connection")
         self.assertEqual(self.sender.times, [0, 5, 15])
         headers = [headers for _, headers, _ in self.sender.posted]
+        self.assertEqual([body for _, _, body in self.sender.posted], [b"[]"] * 3)
+        self.assertEqual(callback.document, b"")
         self.assertEqual(len({one["Webhook-Id"] for one in headers}), 1)
         stamps = [int(one["Webhook-Timestamp"]) - int(EPOCH) for one in headers]
         self.assertEqual(stamps, [0, 5, 15])
