@@ -42,7 +42,7 @@ from tawebeval.core.events import (
     EventRing,
 )
 from tawebeval.core.shares import Share, SharedResource
-from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
+from tawebeval.deferreds import Condition, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size
 from tawebeval.linux.filetree import describe_disk_error, rename_durably
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name, derive_log_pseudonym
@@ -430,6 +430,12 @@ class ArchivedEvents:
     _identifier: str
     _path: Path
     _call_reader: Callable[[Callable[[], EventBatch]], Awaitable[EventBatch]]
+    has_ended: bool = attrs.field(default=True, init=False)
+    change_condition: Condition = attrs.field(factory=Condition, init=False)  # nothing changes
+
+    def is_after_all_events(self, cursor: int) -> bool:
+        """Return whether no event follows a cursor."""
+        return cursor == self.end_cursor
 
     async def read(
         self, after_cursor: int, max_bytes: int, *, with_times: bool = False

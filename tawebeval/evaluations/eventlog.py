@@ -574,8 +574,8 @@ class EvaluationEvents:
     - `is_behind`: whether clients may have received events that are yet to be made again, up to the
       end.
     - `keeps_files`: whether acknowledged events keep their files, for the archive.
-    - `stream_count`, `waiting_poll_count`: the readers' streams, and their requests that wait.
-    - `observer_count`: streams and waiting requests of observers, which acknowledge nothing.
+    - `reader_count`: the readers' streams, and their requests that wait; `observer_count`: those of
+      observers, which acknowledge nothing.
     - `page_reader_deadline`: the time, in seconds of the clock, until which a client of pages is
       expected to ask for the next one.
     - `was_sent_completely`: whether a stream has sent a reader all events and the end.
@@ -592,8 +592,7 @@ class EvaluationEvents:
     is_behind: bool = False
     keeps_files: bool = False
     change_condition: Condition = attrs.field(factory=Condition)
-    stream_count: int = 0
-    waiting_poll_count: int = 0
+    reader_count: int = 0
     observer_count: int = 0
     page_reader_deadline: float = float("-inf")
     was_sent_completely: bool = False
@@ -618,6 +617,20 @@ class EvaluationEvents:
         if may_be_ahead and after_cursor == ALL_RECEIVED_CURSOR and not self.log.has_ended:
             raise ServerBusy("the end of the evaluation is being restored; try again", 1)
         return resolve_cursor(self.log, after_cursor or None, skip_count, may_be_ahead=may_be_ahead)
+
+    @property
+    def end_cursor(self) -> int:
+        """The cursor after the newest event."""
+        return self.log.end_cursor
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no event follows."""
+        return self.log.has_ended
+
+    def is_after_all_events(self, cursor: int) -> bool:
+        """Return whether no event follows a cursor, not even one that tells of a loss."""
+        return self.has_ended and cursor == self.end_cursor and not self.is_after_loss(cursor)
 
     def is_after_loss(self, cursor: int) -> bool:
         """Return whether a client at a cursor may have received events that are lost."""

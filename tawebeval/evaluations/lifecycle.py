@@ -137,7 +137,7 @@ class Evaluation:
         Observers and a callback do not count after the end.
         """
         events = self.events
-        if events.waiting_poll_count or events.stream_count:
+        if events.reader_count:
             return True
         is_watched = events.observer_count > 0 or self.details.callback is not None
         return is_watched and not self.cleanup_event.is_set
@@ -522,10 +522,10 @@ class EvaluationIndex:
         if self._active.pop(identifier, None) is not None:
             self._kept[identifier] = evaluation
             self.ended_share.take(1, evaluation.details.caller)
-            self.note_stream_end(evaluation)
+            self.note_reading_end(evaluation)
 
-    def note_stream_end(self, evaluation: Evaluation) -> None:
-        """Record that a stream of an evaluation, or the evaluation itself, has ended."""
+    def note_reading_end(self, evaluation: Evaluation) -> None:
+        """Record that a stream or poll of an evaluation, or the evaluation itself, has ended."""
         self.note_client_request(evaluation)
         details = evaluation.details
         if evaluation.events.was_sent_completely and details.identifier in self._kept:

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
 import attrs
 import orjson
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as WaitTimedOut
 
 from tawebeval.archive.archive import ArchivedEvents
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import (
     CLIENT_VISIBLE_STATES,
+    DaemonListPage,
     EvaluationState,
     ListCursor,
     ListEntry,
@@ -63,53 +64,37 @@ class Subscription:
     """A stream's subscription to the events of an evaluation, and a context manager.
 
     `read_cursor` is the cursor after the last event read. Events have their times if `with_times`
-    is set. An observer's subscription does not keep the evaluation. `on_left()` is called after the
-    context.
+    is set. `reading` is entered and left with the context.
     """
 
     read_cursor: int
-    _events: EvaluationEvents
-    is_observer: bool
-    _on_enter: Callable[[Subscription], object]
-    _on_left: Callable[[Subscription], object]
+    _events: EvaluationEvents | ArchivedEvents
+    reading: AbstractContextManager[object] = attrs.field(factory=nullcontext)
     with_times: bool = False
     _has_read_end: bool = False
 
     def __enter__(self) -> None:
-        self._count(1)
-        self._on_enter(self)
+        self.reading.__enter__()
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self._count(-1)
-        if error is None and self.has_ended and not self.is_observer:
-            self._events.was_sent_completely = True
-        self._on_left(self)
-
-    def _count(self, change: int) -> None:
-        if self.is_observer:
-            self._events.observer_count += change
-        else:
-            self._events.stream_count += change
+    def __exit__(self, *error: Any) -> None:
+        self.reading.__exit__(*error)
 
     @property
     def has_ended(self) -> bool:
         """Whether all events were read, and no event will follow."""
-        events, cursor = self._events, self.read_cursor
-        is_at_end = events.log.has_ended and cursor == events.log.end_cursor
-        return self._has_read_end or (is_at_end and not events.is_after_loss(cursor))
+        return self._has_read_end or self._events.is_after_all_events(self.read_cursor)
 
     async def read_events(self, max_bytes: int) -> EventBatch:
-        """Return the next events, as `EvaluationEvents.read`, which may wait for a thread.
+        """Return the next events, which may have to wait for a thread.
 
         No event means that none has come yet. Raises: DiscardedCursor, ServerBusy.
         """
         batch = await self._events.read(self.read_cursor, max_bytes, with_times=self.with_times)
         self.read_cursor += batch.count
-        event_log = self._events.log
         if batch is LOST_EVENT:
             self._has_read_end = True
-            self.read_cursor = max(self.read_cursor, event_log.end_cursor)
-        elif batch.count and event_log.has_ended and self.read_cursor == event_log.end_cursor:
+            self.read_cursor = max(self.read_cursor, self._events.end_cursor)
+        elif batch.count and self._events.has_ended and self.read_cursor == self._events.end_cursor:
             self._has_read_end = True
         return batch
 
@@ -119,39 +104,6 @@ class Subscription:
 
 
 _MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
-
-
-@attrs.define(eq=False)
-class ArchivedSubscription:
-    """The subscription of a stream to an archived evaluation, like `Subscription`."""
-
-    read_cursor: int
-    _events: ArchivedEvents
-    with_times: bool = False
-
-    def __enter__(self) -> None:
-        """Do nothing: no event is discarded."""
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Do nothing."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether all events were read."""
-        return self.read_cursor == self._events.end_cursor
-
-    async def read_events(self, max_bytes: int) -> EventBatch:
-        """Return the next events. Raises: as `ArchivedEvents.read`."""
-        batch = await self._events.read(self.read_cursor, max_bytes, with_times=self.with_times)
-        self.read_cursor += batch.count
-        return batch
-
-    def wait_for_events(self) -> Deferred[None]:
-        """Return a Deferred that has fired: all events are there."""
-        return succeed(None)
-
-
-EventSubscription = Subscription | ArchivedSubscription
 
 
 @attrs.define(eq=False)
@@ -225,13 +177,13 @@ class ArchiveReader:
 
     async def subscribe(
         self, identifier: str, after_cursor: str | None, caller: str, skip_count: int
-    ) -> ArchivedSubscription:
+    ) -> Subscription:
         """Return a subscription. Raises: InvalidCursor; as `ArchivedEvents.read`."""
         cursor = parse_cursor(after_cursor)
         events = await self._find_events(identifier, caller)
         begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor, skip_count)
         await events.read(begin, 1)  # a stream that has begun could only be cut
-        return ArchivedSubscription(begin, events)
+        return Subscription(begin, events)
 
 
 _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
@@ -242,7 +194,7 @@ class EventRequests:
     """Requests for the events of all evaluations in memory.
 
     - `started`: the time of the daemon's start, for the error EvaluationExpired.
-    - `on_stream_left(evaluation)`: called when a stream has ended.
+    - `on_reader_left(evaluation)`: called when a stream or the wait of a poll has ended.
     - `subscriptions`: those of the streams at work.
     - `archived`: where `read_page` and `open_subscription` find what is forgotten.
 
@@ -253,7 +205,7 @@ class EventRequests:
     _records: EvaluationIndex
     _context: EvaluationContext
     _started: str
-    _on_stream_left: Callable[[Evaluation], object]
+    _on_reader_left: Callable[[Evaluation], object]
     archived: ArchiveReader
     subscriptions: set[Subscription] = attrs.field(factory=set, init=False)
 
@@ -322,30 +274,48 @@ class EventRequests:
                 if page.has_events_or_is_last or not wait_seconds:
                     return page
             evaluation = self._records[identifier]
-            with self._count_waiting_poll(evaluation, is_observer=is_observer):
-                if evicted is not None:
-                    await evaluation.events.load_segment(evicted)
-                    continue
-                change = evaluation.events.change_condition.wait()
-                with suppress(WaitTimedOut):
-                    await change.addTimeout(wait_seconds, self._context.clock)
-                wait_seconds = 0
+            try:
+                with self._count_reader(evaluation, is_observer=is_observer):
+                    if evicted is not None:
+                        await evaluation.events.load_segment(evicted)
+                        continue
+                    change = evaluation.events.change_condition.wait()
+                    with suppress(WaitTimedOut):
+                        await change.addTimeout(wait_seconds, self._context.clock)
+                    wait_seconds = 0
+            finally:
+                if not is_observer:
+                    self._expect_next_page(evaluation)
 
     @contextmanager
-    def _count_waiting_poll(self, evaluation: Evaluation, *, is_observer: bool) -> Iterator[None]:
+    def _count_reader(self, evaluation: Evaluation, *, is_observer: bool) -> Iterator[None]:
+        """Keep an evaluation while a poll waits or a stream is at work, if that is to keep it."""
         events = evaluation.events
-        if is_observer:
-            events.observer_count += 1
-        else:
-            events.waiting_poll_count += 1
+        events.observer_count += is_observer
+        events.reader_count += not is_observer
         try:
             yield
         finally:  # also when the client has gone: a reader may ask again
+            events.observer_count -= is_observer
+            events.reader_count -= not is_observer
             if is_observer:
-                events.observer_count -= 1
+                self._records.note_observer_request(evaluation)
             else:
-                events.waiting_poll_count -= 1
-                self._expect_next_page(evaluation)
+                self._records.note_reading_end(evaluation)
+            self._on_reader_left(evaluation)
+
+    @contextmanager
+    def _follow(
+        self, evaluation: Evaluation, subscription: Subscription, *, is_observer: bool
+    ) -> Iterator[None]:
+        with self._count_reader(evaluation, is_observer=is_observer):
+            self.subscriptions.add(subscription)
+            try:
+                yield
+            finally:
+                self.subscriptions.remove(subscription)
+            if subscription.has_ended and not is_observer:
+                evaluation.events.was_sent_completely = True
 
     def subscribe(
         self,
@@ -366,13 +336,10 @@ class EventRequests:
         if evaluation is None:
             self._end_reading(identifier, is_observer=is_observer)
             return None
-        return Subscription(
-            evaluation.events.resolve_cursor(after_cursor, skip_count),
-            evaluation.events,
-            is_observer,
-            self.subscriptions.add,
-            lambda subscription: self._on_unsubscribed(evaluation, subscription),
-        )
+        begin = evaluation.events.resolve_cursor(after_cursor, skip_count)
+        subscription = Subscription(begin, evaluation.events)
+        subscription.reading = self._follow(evaluation, subscription, is_observer=is_observer)
+        return subscription
 
     async def open_subscription(
         self,
@@ -382,7 +349,7 @@ class EventRequests:
         skip_count: int,
         *,
         is_observer: bool = False,
-    ) -> EventSubscription | None:
+    ) -> Subscription | None:
         """Return a subscription as `subscribe`, also to an archived evaluation."""
         try:
             return self.subscribe(
@@ -425,14 +392,6 @@ class EventRequests:
 
     def _expect_next_page(self, evaluation: Evaluation) -> None:
         evaluation.events.page_reader_deadline = self._context.clock.seconds() + _NEXT_PAGE
-
-    def _on_unsubscribed(self, evaluation: Evaluation, subscription: Subscription) -> None:
-        self.subscriptions.remove(subscription)
-        if subscription.is_observer:
-            self._records.note_observer_request(evaluation)
-        else:
-            self._records.note_stream_end(evaluation)
-        self._on_stream_left(evaluation)
 
 
 def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str, Any]:
@@ -650,20 +609,6 @@ MAX_LISTED_BYTES = 64 * 1024  # from which no further evaluation follows in an a
 MAX_EVALUATIONS_EXAMINED_PER_TURN = 100
 
 
-@attrs.frozen
-class EvaluationListing:
-    """Some evaluations of one caller, in the order of their acceptance.
-
-    `begin_cursor` is the cursor before the first of them, None at the start of the list;
-    `end_cursor` is the cursor after the last of them, None if no other evaluation follows now.
-    `entries` are the summaries.
-    """
-
-    begin_cursor: str | None
-    end_cursor: str | None
-    entries: list[ListEntry]
-
-
 @attrs.define
 class EvaluationLister:
     """Lister of the evaluations in memory and in the archive.
@@ -682,7 +627,7 @@ class EvaluationLister:
         caller: str = "",
         evaluation_filter: EvaluationFilter = MATCH_ALL_FILTER,
         max_count: int | None = None,
-    ) -> EvaluationListing:
+    ) -> DaemonListPage:
         """Return up to 100 evaluations of a caller, or `max_count`, accepted after a cursor.
 
         There are fewer beyond `MAX_LISTED_BYTES`. None and the empty cursor stand for the start of
@@ -729,7 +674,7 @@ class EvaluationLister:
             if following is not None and is_full:
                 end = str(ListCursor(self.daemon_start_id, one))
                 break
-        return EvaluationListing(after_cursor or None, end, entries)
+        return DaemonListPage(end, entries)
 
     def _parse_list_cursor(self, text: str) -> int:
         cursor = parse_list_cursor(text)

@@ -460,11 +460,11 @@ class EvaluationRegistry:
         self._remove_if_unused(evaluation)
 
     def _remove_if_unused(self, evaluation: Evaluation) -> None:
-        """Remove what is left of an evaluation that is forgotten; its events after all streams."""
+        """Remove what is left of an evaluation that is forgotten; its events after all readers."""
         if evaluation.final_state is None or evaluation.events.keeps_files:
             return
         self.submissions.discard_kept_files(evaluation)
-        is_read = evaluation.events.stream_count > 0
+        is_read = evaluation.events.reader_count > 0
         if evaluation.cleanup_event.is_set and not (is_read or evaluation.details.is_removed):
             evaluation.details.is_removed = True
             run_in_background(self._remove(evaluation), log, "defect: the removal has failed")

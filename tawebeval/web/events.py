@@ -22,7 +22,7 @@ from tawebeval.errors import (
     MalformedRequest,
     NotAcceptable,
 )
-from tawebeval.evaluations.reading import EventSubscription
+from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.web.auth import CANNOT_READ, check_origin
 from tawebeval.web.server.channel import ApiRequest
@@ -247,7 +247,7 @@ async def _send_stream(
 
 async def _subscribe(
     registry: EvaluationRegistry, request: ApiRequest, identifier: str, query: EventQuery
-) -> EventSubscription | None:
+) -> Subscription | None:
     """Return a subscription, from the archive if the evaluation is gone from memory."""
     subscription = await registry.events.open_subscription(
         identifier,

@@ -129,7 +129,7 @@ class EvaluationLists:
         )
         return {
             **({} if own_limit is None else {"daemon": service.name}),
-            "begin": listing.begin_cursor,
+            "begin": after or None,
             "end": listing.end_cursor,
             "data": [entry.json_fragment for entry in listing.entries],
         }
@@ -146,10 +146,9 @@ class EvaluationLists:
         parts: dict[str, DaemonListPage] = {}
         if own in cursors:
             with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
-                listing = await self._registry.lister.list_evaluations(
+                parts[own] = await self._registry.lister.list_evaluations(
                     cursors[own], request.caller, parse_filter(parameters), limit
                 )
-                parts[own] = DaemonListPage(listing.end_cursor, listing.entries)
         headers = Headers(
             {
                 b"Authorization": get_header_values(request.requestHeaders, "Authorization"),

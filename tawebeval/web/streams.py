@@ -41,7 +41,7 @@ from tawebeval.errors import (
     ServerBusy,
     UnsupportedWebSocketVersion,
 )
-from tawebeval.evaluations.reading import EventSubscription
+from tawebeval.evaluations.reading import Subscription
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import get_header_elements, get_header_values, set_headers
 
@@ -165,7 +165,7 @@ class StreamFlowControl:
 
 
 async def write_events(
-    subscription: EventSubscription,
+    subscription: Subscription,
     flow_control: StreamFlowControl,
     framing: StreamFraming,
     write: Callable[[bytes], object],
@@ -198,7 +198,7 @@ async def write_events(
 
 async def send_stream(
     request: ApiRequest,
-    subscription: EventSubscription,
+    subscription: Subscription,
     framing: StreamFraming,
     turns: StreamTurns,
     heartbeat_seconds: float,
@@ -319,7 +319,7 @@ def prepare_handshake(request: Request) -> None:
 
 async def send_websocket_messages(
     request: ApiRequest,
-    subscription: EventSubscription | None,
+    subscription: Subscription | None,
     turns: StreamTurns,
     heartbeat_seconds: float,
 ) -> None:

@@ -246,7 +246,7 @@ class StreamTestCase(WebTestCase):
         """Hold that nobody follows, and nothing waits."""
         record = self.service.registry.records[identifier]
         self.assertEqual(len(self.service.registry.events.subscriptions), 0)
-        self.assertEqual(record.events.stream_count, 0)
+        self.assertEqual(record.events.reader_count, 0)
         self.assertEqual(len(record.events.change_condition), 0)
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -557,17 +557,16 @@ class ReadingMachine(RuleBasedStateMachine):
         self.events.acknowledge(cursor)
         self.page_cursors[name] = max(self.page_cursors[name], cursor + batch.count)
 
-    @rule(part=st.floats(0, 1), is_observer=st.booleans())
-    def follow(self, part: float, is_observer: bool) -> None:
+    @rule(part=st.floats(0, 1))
+    def follow(self, part: float) -> None:
         """Open a stream at any cursor that is not discarded."""
         first = self.log.begin_cursor
         cursor = first + int(part * (self.log.end_cursor - first))
-        self.begin(self.read_stream(cursor, is_observer))
+        self.begin(self.read_stream(cursor))
 
-    async def read_stream(self, cursor: int, is_observer: bool) -> None:
+    async def read_stream(self, cursor: int) -> None:
         """Read a stream to the end, or to events that are discarded."""
-        ignore = lambda subscription: None  # noqa: E731
-        subscription = Subscription(cursor, self.events, is_observer, ignore, ignore)
+        subscription = Subscription(cursor, self.events)
         try:
             with subscription:
                 while not subscription.has_ended:
@@ -692,15 +691,12 @@ class DamageTests(ReadingTestCase):
 
     def test_stream_ends_with_the_lost_event(self) -> None:
         self.damage()
-        left: list[Subscription] = []
-        subscription = Subscription(0, self.events, False, left.append, left.append)
-        with subscription:
-            found = Deferred.fromCoroutine(subscription.read_events(PLENTY))
-            self.threads.step()
-            self.assertIs(self.successResultOf(found), LOST_EVENT)
-            self.assertTrue(subscription.has_ended)
+        subscription = Subscription(0, self.events)
+        found = Deferred.fromCoroutine(subscription.read_events(PLENTY))
+        self.threads.step()
+        self.assertIs(self.successResultOf(found), LOST_EVENT)
+        self.assertTrue(subscription.has_ended)
         self.assertEqual(subscription.read_cursor, self.log.end_cursor)
-        self.assertEqual(left, [subscription] * 2)
 
     def test_lack_of_descriptors_loses_nothing(self) -> None:
         def fail(segment: object) -> object:
@@ -784,24 +780,3 @@ class FileTests(ReadingTestCase):
         self.successResultOf(discarded)
         stored.callback(None)
         self.assertEqual(self.threads.waiting, [])
-
-
-class SubscriptionTests(ReadingTestCase):
-    def follow(self, cursor: int, *, is_observer: bool = False) -> Subscription:
-        ignore: Callable[[Subscription], None] = lambda subscription: None  # noqa: E731
-        return Subscription(cursor, self.events, is_observer, ignore, ignore)
-
-    def test_only_a_readers_stream_to_the_end_counts_as_sent(self) -> None:
-        self.source.end(encode_error_event("exit", "it has failed"))
-        newest = self.log.end_cursor - 1
-        cases = ((True, False, False), (False, True, False), (False, False, True))
-        for is_observer, is_cut, was_sent in cases:
-            subscription = self.follow(newest, is_observer=is_observer)
-            with subscription:
-                counts = (self.events.stream_count, self.events.observer_count)
-                self.assertEqual(counts, (int(not is_observer), int(is_observer)))
-                if not is_cut:
-                    batch = Deferred.fromCoroutine(subscription.read_events(PLENTY))
-                    self.assertGreater(self.successResultOf(batch).count, 0)
-            self.assertEqual(self.events.was_sent_completely, was_sent)
-            self.assertEqual((self.events.stream_count, self.events.observer_count), (0, 0))

@@ -469,7 +469,8 @@ class Reading(Comparison):
         poll = self.polls.pop(number % len(self.polls))
         poll.answer.addErrback(lambda failure: None)
         poll.answer.cancel()
-        self.models[poll.identifier].paged = self.now + NEXT_PAGE
+        model = self.models[poll.identifier]
+        model.asked, model.paged = self.now, self.now + NEXT_PAGE
         self.settle()
 
     @precondition(lambda self: self.models)

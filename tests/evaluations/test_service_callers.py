@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 
@@ -228,6 +229,23 @@ class KeptShareTests(KeptShareTestCase):
         self.check_over("alice")
         for identifier, known in ((bobs, True), (first, True), (second, False)):
             self.assertEqual(identifier in self.registry.records, known)
+
+    def test_only_a_readers_stream_to_the_end_counts_as_sent(self) -> None:
+        (identifier,) = self.leave("alice")
+        events = self.registry.records[identifier].events
+        for is_observer, is_cut in ((True, False), (False, True), (False, False)):
+            subscription = self.registry.events.subscribe(
+                identifier, None, "alice", is_observer=is_observer
+            )
+            assert subscription is not None
+            with contextlib.suppress(ServerBusy), subscription:
+                counts = events.reader_count, events.observer_count
+                self.assertEqual(counts, (int(not is_observer), int(is_observer)))
+                self.read(subscription)
+                if is_cut:
+                    raise ServerBusy("a cut stream", 1)
+            self.assertEqual(events.was_sent_completely, not (is_observer or is_cut))
+            self.assertEqual((events.reader_count, events.observer_count), (0, 0))
 
     def test_refusal_looks_once_at_each_evaluation_that_a_stream_has_sent(self) -> None:
         looks: list[Evaluation] = []

@@ -453,11 +453,11 @@ class EvictedEventsTests(StreamTestCase):
 
     def test_page_waits_for_a_thread(self) -> None:
         asked = self.wait("")
-        self.assertEqual(self.events.waiting_poll_count, 1)
+        self.assertEqual(self.events.reader_count, 1)
         self.threads.finish()
         page = self.answer(asked).json()
         self.assertEqual(page["data"][0]["payload"], "line 0")
-        self.assertEqual(self.events.waiting_poll_count, 0)
+        self.assertEqual(self.events.reader_count, 0)
 
     def test_streams_read_on_from_memory(self) -> None:
         for kind in FOLLOWERS:
