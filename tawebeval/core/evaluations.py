@@ -126,32 +126,20 @@ class EvaluationState(StrEnum):
         )
 
 
-CLIENT_VISIBLE_STATES = tuple(
-    state.value
-    for state in EvaluationState
-    if state not in (EvaluationState.DRAINED, EvaluationState.EXPIRED)
-)
+_BAD_ENDS = frozenset({EvaluationState.FAILED, EvaluationState.CANCELLED})
+_FORGOTTEN = frozenset({EvaluationState.DRAINED, EvaluationState.EXPIRED})
+
+CLIENT_VISIBLE_STATES = tuple(state.value for state in EvaluationState if state not in _FORGOTTEN)
 """The states that clients can see."""
 
 TRANSITIONS: Mapping[EvaluationState, frozenset[EvaluationState]] = {
-    EvaluationState.QUEUED: frozenset(
-        {EvaluationState.FETCHING, EvaluationState.FAILED, EvaluationState.CANCELLED}
-    ),
+    EvaluationState.QUEUED: _BAD_ENDS | {EvaluationState.FETCHING},
     # An evaluation that was fetched before a slot was free is queued again.
-    EvaluationState.FETCHING: frozenset(
-        {
-            EvaluationState.QUEUED,
-            EvaluationState.RUNNING,
-            EvaluationState.FAILED,
-            EvaluationState.CANCELLED,
-        }
-    ),
-    EvaluationState.RUNNING: frozenset(
-        {EvaluationState.FINISHED, EvaluationState.FAILED, EvaluationState.CANCELLED}
-    ),
-    EvaluationState.FINISHED: frozenset({EvaluationState.DRAINED, EvaluationState.EXPIRED}),
-    EvaluationState.FAILED: frozenset({EvaluationState.DRAINED, EvaluationState.EXPIRED}),
-    EvaluationState.CANCELLED: frozenset({EvaluationState.DRAINED, EvaluationState.EXPIRED}),
+    EvaluationState.FETCHING: _BAD_ENDS | {EvaluationState.QUEUED, EvaluationState.RUNNING},
+    EvaluationState.RUNNING: _BAD_ENDS | {EvaluationState.FINISHED},
+    EvaluationState.FINISHED: _FORGOTTEN,
+    EvaluationState.FAILED: _FORGOTTEN,
+    EvaluationState.CANCELLED: _FORGOTTEN,
     EvaluationState.DRAINED: frozenset(),
     EvaluationState.EXPIRED: frozenset(),
 }
@@ -323,41 +311,21 @@ class GitCacheCounters:
     fetch_durations: Histogram = attrs.field(factory=lambda: Histogram(LONG_DURATION_BOUNDS))
 
 
-DAEMON_START_ID_BYTES = 5
-"""Random bytes in the cursors of lists: a daemon refuses cursors of an earlier start."""
-
-_CURSOR_PATTERN = rf"([0-9a-f]{{{2 * DAEMON_START_ID_BYTES}}})-([1-9][0-9]{{0,17}})"
-_CURSOR = re.compile(_CURSOR_PATTERN)
-_PLACE = re.compile(rf"({DAEMON_NAME_PATTERN})(?:-({_CURSOR_PATTERN}))?")
+_CURSOR = re.compile("[1-9][0-9]{0,17}")  # the sequence number before it
+_PLACE = re.compile(rf"({DAEMON_NAME_PATTERN})(?:-({_CURSOR.pattern}))?")
 
 
-@attrs.frozen
-class ListCursor:
-    """Place in the list of one daemon: after the evaluation of this sequence number.
-
-    `daemon_start_id` identifies the daemon's start, in hexadecimal.
-    """
-
-    daemon_start_id: str
-    sequence_number: int
-
-    def __str__(self) -> str:
-        return f"{self.daemon_start_id}-{self.sequence_number}"
-
-
-def parse_list_cursor(text: str) -> ListCursor:
-    """Return the list cursor of a query. Raises: InvalidCursor."""
-    found = _CURSOR.fullmatch(text)
-    if found is None:
+def parse_list_cursor(text: str) -> int:
+    """Return the sequence number before the cursor of a query. Raises: InvalidCursor."""
+    if not _CURSOR.fullmatch(text):
         raise make_invalid_cursor_error(text)
-    return ListCursor(found[1], int(found[2]))
+    return int(text)
 
 
 def make_invalid_cursor_error(text: str) -> InvalidCursor:
     """Return the error about a list cursor that cannot be used."""
     return InvalidCursor(
-        f"after: {text[:80]!r} is not a cursor of this list, or it is from before the daemon's"
-        " start; begin again without `after`"
+        f"after: {text[:80]!r} is not a cursor of this list; begin again without `after`"
     )
 
 

@@ -28,7 +28,6 @@ from tawebeval.core.evaluations import (
     CLIENT_VISIBLE_STATES,
     DaemonListPage,
     EvaluationState,
-    ListCursor,
     ListEntry,
     make_invalid_cursor_error,
     parse_list_cursor,
@@ -611,15 +610,11 @@ MAX_EVALUATIONS_EXAMINED_PER_TURN = 100
 
 @attrs.define
 class EvaluationLister:
-    """Lister of the evaluations in memory and in the archive.
-
-    `daemon_start_id` is in the cursors: those of another start of the daemon are refused by it.
-    """
+    """Lister of the evaluations in memory and in the archive."""
 
     _records: EvaluationIndex
     _archived: ArchiveReader
     _store: EvaluationStore | None
-    daemon_start_id: str
 
     async def list_evaluations(
         self,
@@ -635,12 +630,14 @@ class EvaluationLister:
         fewer, or none. Raises: InvalidCursor; ServerBusy, if the disk of the archive does not
         answer.
         """
-        number = self._parse_list_cursor(after_cursor) if after_cursor else 0
+        number = parse_list_cursor(after_cursor) if after_cursor else 0
+        newest = self._records.last_sequence_number
+        if number > newest:
+            raise make_invalid_cursor_error(str(number))
         size = max_count or MAX_LISTED_EVALUATIONS
         examined = (
             size if evaluation_filter == MATCH_ALL_FILTER else MAX_EVALUATIONS_EXAMINED_PER_TURN
         )
-        newest = self._records.last_sequence_number
         present = [
             evaluation.details
             for evaluation in self._records.list_evaluations(caller, number, examined + 1)
@@ -672,18 +669,9 @@ class EvaluationLister:
             examined -= 1
             is_full = len(entries) == size or bytes_left <= 0 or not examined
             if following is not None and is_full:
-                end = str(ListCursor(self.daemon_start_id, one))
+                end = str(one)
                 break
         return DaemonListPage(end, entries)
-
-    def _parse_list_cursor(self, text: str) -> int:
-        cursor = parse_list_cursor(text)
-        if (
-            cursor.daemon_start_id != self.daemon_start_id
-            or cursor.sequence_number > self._records.last_sequence_number
-        ):
-            raise make_invalid_cursor_error(text)
-        return cursor.sequence_number
 
 
 def _make_entry(details: EvaluationDetails, wanted: EvaluationFilter) -> ListEntry | None:

@@ -571,6 +571,15 @@ _STDERR = {
     "limits.open_files": re.compile("too many open files", re.IGNORECASE),
     "limits.disk": re.compile("no space left on device|disk quota exceeded", re.IGNORECASE),
 }
+_HINTS = {
+    "sandbox.network": "the sandbox has no network (sandbox.network)",
+    "limits.memory": "if memory ran out: the limit is {memory} (limits.memory)",
+    "limits.file_size": "the limit of a file is {file_size} (limits.file_size)",
+    "limits.processes": "the limit is {limits.processes} processes and threads (limits.processes),"
+    " and their stacks need limits.memory",
+    "limits.open_files": "the limit is {limits.open_files} open files (limits.open_files)",
+    "limits.disk": "the limit on the disk is {disk} (limits.disk)",
+}
 _SIGNALS: dict[int | None, str] = {
     signal.SIGKILL: "limits.memory",
     signal.SIGXFSZ: "limits.file_size",
@@ -626,22 +635,8 @@ def _find_hint(end: EvaluatorExit, stderr: str, limits: LimitSettings, has_netwo
         is_excluded = name == "sandbox.network" and has_network
         if not setting and pattern.search(stderr) and not is_excluded:
             setting = name
-    return setting and _explain_settings(limits)[setting]
-
-
-def _explain_settings(limits: LimitSettings) -> dict[str, str]:
-    """Return the hints by the settings that may be the reason of a bad exit."""
-    most = f"{limits.processes} processes and threads (limits.processes)"
-    return {
-        "sandbox.network": "the sandbox has no network (sandbox.network)",
-        "limits.memory": f"if memory ran out: the limit is {format_size(limits.memory)}"
-        " (limits.memory)",
-        "limits.file_size": f"the limit of a file is {format_size(limits.file_size)}"
-        " (limits.file_size)",
-        "limits.processes": f"the limit is {most}, and their stacks need limits.memory",
-        "limits.open_files": f"the limit is {limits.open_files} open files (limits.open_files)",
-        "limits.disk": f"the limit on the disk is {format_size(limits.disk)} (limits.disk)",
-    }
+    sizes = {name: format_size(getattr(limits, name)) for name in ("memory", "file_size", "disk")}
+    return setting and _HINTS[setting].format(limits=limits, **sizes)
 
 
 _HEAD_BYTES = 256

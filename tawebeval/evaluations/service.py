@@ -16,7 +16,7 @@ from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive, StoredEvaluation
 from tawebeval.archive.files import KeptSubmission
-from tawebeval.core.evaluations import DAEMON_START_ID_BYTES, EvaluationState, IdentifierIssuer
+from tawebeval.core.evaluations import EvaluationState, IdentifierIssuer
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.shares import RetrySchedule, Share
 from tawebeval.core.tokens import ANONYMOUS_CALLER
@@ -120,8 +120,7 @@ class EvaluationRegistry:
             self._remove_if_unused,
             self.archived,
         )
-        start_id = context.generate_random_bytes(DAEMON_START_ID_BYTES).hex()
-        self.lister = EvaluationLister(self.records, self.archived, context.store, start_id)
+        self.lister = EvaluationLister(self.records, self.archived, context.store)
 
     # Admission
 

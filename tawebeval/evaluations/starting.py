@@ -404,8 +404,7 @@ def restore_events(evaluation: Evaluation) -> None:
         event_log.append_batch(EventBatch(1, details.failure_event), time_ms)
     event_log.mark_end()
     evaluation.events.has_lost_events = is_lost or details.has_lost_events
-    event_log.acknowledge(min(details.begin_cursor, event_log.end_cursor))
-    evaluation.count_event_bytes()
+    _acknowledge_again(evaluation)
 
 
 def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
@@ -448,7 +447,11 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
         assert row is not None, "the evaluator runs"
         checkout = evaluation.checkout = resume_checkout(commit, Path(row.checkout_path))
         sandboxed = make_sandboxed_run(evaluation, checkout)
-        stdout = _restore_stdout(evaluation)
+        assert evaluation.details.markers is not None, "made before the start"
+        restored = open_stdout(evaluation, Markers(*evaluation.details.markers))
+        restored.restore()
+        _acknowledge_again(evaluation)
+        stdout = restored
         _connect(evaluation, row, checkout, sandboxed, stdout)
     except EvaluationFailure as error:
         failure = error
@@ -479,15 +482,10 @@ async def _fail(
     await conclude(evaluation, evaluation.stop_reason or failure)
 
 
-def _restore_stdout(evaluation: Evaluation) -> RecordedStdout:
-    """Make the events again that the earlier process had. Raises: StdoutChanged, OSError."""
-    events, details = evaluation.events, evaluation.details
-    assert details.markers is not None, "made before the start"
-    stdout = open_stdout(evaluation, Markers(*details.markers))
-    stdout.restore()
-    events.log.acknowledge(min(details.begin_cursor, events.log.end_cursor))
+def _acknowledge_again(evaluation: Evaluation) -> None:
+    event_log = evaluation.events.log
+    event_log.acknowledge(min(evaluation.details.begin_cursor, event_log.end_cursor))
     evaluation.count_event_bytes()
-    return stdout
 
 
 def _connect(

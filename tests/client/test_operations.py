@@ -174,7 +174,7 @@ class OtherTests(ClientTestCase):
         made = [self.line.begin() for _ in range(130)]
         listing = self.line.client.evaluations()
         first = self.line.wait(listing.__anext__())
-        self.line.service.registry.lister.daemon_start_id = "f" * 10
+        self.line.service.registry.records.last_sequence_number = 0  # as without its store
         rest = self.line.wait(gathered(listing))
         self.assertEqual([one["evaluation_id"] for one in (first, *rest)], made)
         self.assertEqual(len([path for _, path, _ in self.line.agent.asked if "after" in path]), 2)

@@ -28,7 +28,6 @@ from tawebeval.core.evaluations import (
     Histogram,
     IdentifierIssuer,
     IllegalTransition,
-    ListCursor,
     ListEntry,
     MergedListCursor,
     MergedListPage,
@@ -250,7 +249,6 @@ class StepTests(SynchronousTestCase):
         )
 
 
-MARK = "0123456789"
 NAMES = ("a", "b2", "judge")
 
 
@@ -263,15 +261,13 @@ class FakeDaemon:
 
     def read_part(self, cursor: str | None, limit: int) -> DaemonListPage:
         """Return the part after a cursor, as the registry does."""
-        begin = parse_list_cursor(cursor).sequence_number if cursor else 0
+        begin = parse_list_cursor(cursor) if cursor else 0
         end = min(begin + limit, len(self.created))
         data = [
             {"evaluation_id": f"{self.name}-{n}", "created": self.created[n]}
             for n in range(begin, end)
         ]
-        return make_list_page(
-            None if end == len(self.created) else str(ListCursor(MARK, end)), data
-        )
+        return make_list_page(None if end == len(self.created) else str(end), data)
 
 
 def identify(entry: ListEntry) -> str:
@@ -340,7 +336,7 @@ class JointListTests(SynchronousTestCase):
 class CursorTests(SynchronousTestCase):
     cursors = st.dictionaries(
         st.sampled_from(NAMES),
-        st.none() | st.builds(ListCursor, st.just(MARK), st.integers(1, 10**18 - 1)).map(str),
+        st.none() | st.integers(1, 10**18 - 1).map(str),
     )
 
     @given(cursors)
@@ -349,18 +345,16 @@ class CursorTests(SynchronousTestCase):
         self.assertEqual(MergedListCursor.parse(text, NAMES).cursors_by_daemon, places)
 
     def test_what_is_no_cursor_is_refused(self) -> None:
-        place = f"{MARK}-1"
         for text in (
-            "_", "a_", "a_a", "c", f"a-{place}_c", f"a-{MARK}-0", f"a-{MARK}-01", "a-",
-            f"a-{place}-", f"a-{MARK}-{10**18}", f"A-{place}", f"a-{place.upper()}x", "a b2",
-            f"a-{place}\n",
-        ):  # fmt: skip
+            *("_", "a_", "a_a", "c", "a-1_c", "a-0", "a-01", "a-", "a-1-", f"a-{10**18}", "A-1"),
+            *("a-1x", "a b2", "a-1\n"),
+        ):
             with self.assertRaises(InvalidCursor, msg=text):
                 MergedListCursor.parse(text, NAMES)
-        for text in ("", "1", f"{MARK}-0", f"{MARK[1:]}-1", f"{MARK}-1_", f"{MARK}-٣"):
+        for text in ("", "0", "01", "-1", "1_", "٣"):
             error = self.assertRaises(InvalidCursor, parse_list_cursor, text)
             self.assertIn("begin again without `after`", str(error))
-        self.assertEqual(parse_list_cursor(place), ListCursor(MARK, 1))
+        self.assertEqual(parse_list_cursor("17"), 17)
 
     @given(st.text())
     def test_any_text_is_a_cursor_of_this_form_or_refused(self, text: str) -> None:
@@ -374,12 +368,12 @@ class CursorTests(SynchronousTestCase):
 class AnswerTests(SynchronousTestCase):
     def parse(self, **changes: Any) -> DaemonListPage:
         entry = {"evaluation_id": "a-1", "created": "2026", "new": [1]}
-        whole = {"daemon": "a", "begin": None, "end": f"{MARK}-1", "data": [entry], **changes}
+        whole = {"daemon": "a", "begin": None, "end": "1", "data": [entry], **changes}
         return parse_list_page(orjson.dumps(whole), "a")
 
     def test_entry_keeps_unknown_members(self) -> None:
         part = self.parse()
-        self.assertEqual(part.end_cursor, f"{MARK}-1")
+        self.assertEqual(part.end_cursor, "1")
         self.assertEqual(
             orjson.dumps([one.json_fragment for one in part.entries]),
             b'[{"evaluation_id":"a-1","created":"2026","new":[1]}]',

@@ -158,6 +158,20 @@ class WaitingTests(RestoringTestCase):
         stored.callback(None)
         self.successResultOf(stopped)
 
+    def test_cursor_of_the_list_outlives_the_daemon(self) -> None:
+        identifiers = [self.accept() for _ in range(3)]
+
+        def list_after(cursor: str | None) -> tuple[list[str], str | None]:
+            listing = self.registry.lister.list_evaluations(cursor, max_count=2)
+            page = self.successResultOf(Deferred.fromCoroutine(listing))
+            found = [json.loads(one.encoded_json)["evaluation_id"] for one in page.entries]
+            return found, page.end_cursor
+
+        found, cursor = list_after(None)
+        self.assertEqual(found, identifiers[:2])
+        self.restart()
+        self.assertEqual(list_after(cursor), (identifiers[2:], None))
+
     def test_idempotency_key_outlives_the_daemon(self) -> None:
         identifier = self.accept(key="k", digest=b"1")
         self.restart()

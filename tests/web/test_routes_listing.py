@@ -7,8 +7,7 @@ from unittest import mock
 
 from tawebeval.config import CallerSettings, Configuration
 from tests.cases.web import CallerTestCase, WebTestCase
-from tests.fakes.clients import Service, form, parts
-from tests.fakes.world import straw
+from tests.fakes.clients import form, parts
 
 
 class ListingTests(WebTestCase):
@@ -46,7 +45,7 @@ class ListingTests(WebTestCase):
                 link = f'<{path}>; rel="next"' if path else None
                 self.assertEqual(answer.headers.get("link"), link)
             self.assertEqual(found, identifiers)
-            self.assertRegex(listing["begin"], r"\A[0-9a-f]{10}-2\Z")
+            self.assertEqual(listing["begin"], "2")
 
     def test_answer_is_bounded_in_bytes(self) -> None:
         with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_BYTES", 450):
@@ -176,26 +175,13 @@ class ListingTests(WebTestCase):
     def test_malformed_cursor_is_400_with_the_remedy(self) -> None:
         self.evaluate()
         self.evaluate()
-        mark, _, number = self.end_of_first().partition("-")
-        self.assertEqual(number, "1")
-        for cursor in ("x", "end", "-1", "1.5", "1", "999999999", mark, f"{mark}-", f"{mark}-x"):
+        self.assertEqual(self.end_of_first(), "1")
+        # The last ones were not given out.
+        for cursor in ("x", "end", "-1", "1.5", "1-", "1-x", "0", "01", "3", "999999999"):
             self.refuse(cursor)
-        for number in ("0", "01", "3", "9" * 5000):  # of which none was given out
-            answer = self.request("GET", f"/evaluations?after={mark}-{number}", 400)
-            self.assertIn("is not a cursor of this list", answer.json()["message"])
-        self.assertEqual(self.listed(f"?after={mark}-2")["data"], [])
-
-    def test_cursor_from_before_a_restart_is_refused(self) -> None:
-        for _ in range(2):
-            self.evaluate()
-        before = self.end_of_first()
-        self.close()
-        self.service = Service(self.root / "again", self.configuration, random=straw(5))
-        self.client, self.agent = self.service.treq()
-        for _ in range(2):
-            self.evaluate()
-        self.refuse(before)
-        self.assertEqual(len(self.listed(f"?after={self.end_of_first()}")["data"]), 1)
+        answer = self.request("GET", f"/evaluations?after={'9' * 5000}", 400)
+        self.assertIn("is not a cursor of this list", answer.json()["message"])
+        self.assertEqual(self.listed("?after=2")["data"], [])
 
     def test_only_own_pages_read_the_list(self) -> None:
         self.evaluate()
