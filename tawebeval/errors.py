@@ -156,16 +156,12 @@ class ProblemNotFound(RequestError):
 
 
 class EvaluationExpired(RequestError):
-    """An identifier issued here, of an evaluation that is no longer kept.
+    """An identifier issued here, of an evaluation that is no longer kept, for whatever reason."""
 
-    The reason is not kept either. `started` is the time of the daemon's start (RFC 3339).
-    """
-
-    def __init__(self, started: str) -> None:
+    def __init__(self) -> None:
         super().__init__(
             "the evaluation is over and its events are discarded: they were read to the end or have"
-            f" expired (evaluations.retain); the daemon started at {started}",
-            started=started,
+            " expired (evaluations.retain)"
         )
 
 

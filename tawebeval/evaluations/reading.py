@@ -115,7 +115,6 @@ class ArchiveReader:
     """
 
     _context: EvaluationContext
-    _started: str
     in_transit: dict[str, Evaluation] = attrs.field(factory=dict, init=False)
 
     @property
@@ -138,7 +137,7 @@ class ArchiveReader:
         if archive is not None:
             found = await archive.find_events(identifier, caller)
         if found is None:
-            raise EvaluationExpired(self._started)
+            raise EvaluationExpired
         return found
 
     async def read_page(
@@ -171,7 +170,7 @@ class ArchiveReader:
         if self.is_enabled and store is not None:
             row = await store.find_archived(identifier)
         if row is None or row.caller != caller:
-            raise EvaluationExpired(self._started)
+            raise EvaluationExpired
         return build_archived_status(row)
 
     async def subscribe(
@@ -192,7 +191,6 @@ _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask
 class EventRequests:
     """Requests for the events of all evaluations in memory.
 
-    - `started`: the time of the daemon's start, for the error EvaluationExpired.
     - `on_reader_left(evaluation)`: called when a stream or the wait of a poll has ended.
     - `subscriptions`: those of the streams at work.
     - `archived`: where `read_page` and `open_subscription` find what is forgotten.
@@ -203,7 +201,6 @@ class EventRequests:
 
     _records: EvaluationIndex
     _context: EvaluationContext
-    _started: str
     _on_reader_left: Callable[[Evaluation], object]
     archived: ArchiveReader
     subscriptions: set[Subscription] = attrs.field(factory=set, init=False)
@@ -370,7 +367,7 @@ class EventRequests:
         evaluation = self._records.find_evaluation(identifier, caller, is_reader=not is_observer)
         is_end = cursor == ALL_RECEIVED_CURSOR
         if evaluation is None and not is_end:
-            raise EvaluationExpired(self._started)
+            raise EvaluationExpired
         return (
             None
             if is_end and (evaluation is None or evaluation.events.has_readable_end)

@@ -48,7 +48,7 @@ from tawebeval.evaluations.starting import (
     restore_events,
     resume_run,
 )
-from tawebeval.evaluations.store import EvaluationDetails, format_rfc3339_time
+from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.evaluations.submissions import (
     ReceivedForm,
     SubmissionStore,
@@ -91,7 +91,6 @@ class EvaluationRegistry:
     ) -> None:
         self.context = context
         self._clock = context.clock
-        self._started = format_rfc3339_time(context.read_wall_clock())
         self._identities = identities
         self._root = root
         self._callbacks = callbacks
@@ -110,13 +109,12 @@ class EvaluationRegistry:
         self._is_stopping = self._is_urgent = False
         # Forgotten ones, as long as anything, such as a callback, may still save them.
         self._forgotten: WeakValueDictionary[str, Evaluation] = WeakValueDictionary()
-        self.archived = ArchiveReader(context, self._started)
+        self.archived = ArchiveReader(context)
         if context.archive is not None:
             context.archive.release_copy = self._release_archived_copy
         self.events = EventRequests(
             self.records,
             context,
-            self._started,
             self._remove_if_unused,
             self.archived,
         )
@@ -499,7 +497,7 @@ class EvaluationRegistry:
         """
         evaluation = self.records.find_evaluation(identifier, caller, is_reader=False)
         if evaluation is None:
-            raise EvaluationExpired(self._started)
+            raise EvaluationExpired
         if not evaluation.details.state.has_ended:
             raise EvaluationNotEnded
         return evaluation
@@ -575,7 +573,7 @@ class EvaluationRegistry:
         """
         evaluation = self.records.find_evaluation(identifier, caller, is_reader=False)
         if evaluation is None:
-            raise EvaluationExpired(self._started)
+            raise EvaluationExpired
         return build_status(evaluation, self.run_queue.find_waiter_position(identifier))
 
     async def read_status(self, identifier: str, caller: str) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class EvaluationsTests(CommandTestCase):
 
         def get_status(asked: str, caller: str = "") -> Any:
             if asked == identifier:
-                raise EvaluationExpired("")
+                raise EvaluationExpired()
             return found(asked, caller)
 
         return get_status

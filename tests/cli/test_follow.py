@@ -105,7 +105,7 @@ class FollowTests(CommandTestCase):
         self.assertEqual(self.run_command("follow", "--after", "2", identifier).stderr, "")
 
     def test_lost_evaluation_has_failed_and_unknown_one_is_refused(self) -> None:
-        for error, follows in ((EvaluationExpired(""), 1), (EvaluationNotFound(), 2)):
+        for error, follows in ((EvaluationExpired(), 1), (EvaluationNotFound(), 2)):
             self.line = self.make()
             identifier = self.line.begin()
             self.lose(error)
@@ -119,8 +119,7 @@ class FollowTests(CommandTestCase):
             self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
 
     def test_evaluation_that_is_lost_while_it_is_followed_has_failed(self) -> None:
-        started = "2023-11-14T22:13:20.000+00:00"
-        for error in (EvaluationExpired(started), EvaluationNotFound()):
+        for error in (EvaluationExpired(), EvaluationNotFound()):
             for printed in ("", "a"):
                 self.line = self.make()
                 self.check_lost(error, printed, "evaluate", *REPOSITORY, "--seed", "1", "x=1")

@@ -115,12 +115,7 @@ class PageTests(RegistryTestCase):
         self.finish(child)
         self.page(identifier, END)
         self.assert_refused(EvaluationExpired, identifier)
-        with self.assertRaises(EvaluationExpired) as caught:
-            self.registry.get_status(identifier)
-        # When the registry was made, in no words but the clock's.
-        self.assertEqual(
-            caught.exception.extra_members, {"started": "2023-11-14T22:13:20.000+00:00"}
-        )
+        self.assertRaises(EvaluationExpired, self.registry.get_status, identifier)
         self.assertEqual(self.page(identifier, END)["end"], None)
 
 
