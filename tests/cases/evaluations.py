@@ -234,6 +234,12 @@ class RunTestCase(SynchronousTestCase):
         self.wanted.append((path, content))
         return content
 
+    @property
+    def failure(self) -> EvaluationFailure:
+        """The failure of the run, which has one."""
+        assert self.run_.failure is not None
+        return self.run_.failure
+
     def turn(self, count: int = 3) -> None:
         """Let so many turns of the reactor pass."""
         self.clock.turn(count)

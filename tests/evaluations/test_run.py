@@ -53,8 +53,7 @@ class EndTests(RunTestCase):
         self.child.complain(b"no such file\n")
         self.child.end(3)
         self.assert_over(status=3)
-        failure = self.run_.failure
-        assert failure is not None
+        failure = self.failure
         self.assertEqual(failure.reason, "exit")
         self.assertEqual(failure.extra_members, {"status": 3, "stderr": "no such file\n"})
         self.assertIn("status 3", failure.message)
@@ -62,8 +61,7 @@ class EndTests(RunTestCase):
     def test_signal_of_a_stranger_is_the_failure_exit(self) -> None:
         self.child.end(signal=signal.SIGSEGV)
         self.assert_over(number=signal.SIGSEGV)
-        failure = self.run_.failure
-        assert failure is not None
+        failure = self.failure
         self.assertEqual(failure.reason, "exit")
         self.assertEqual(failure.extra_members, {"signal": 11, "stderr": ""})
         self.assertIn("signal 11 (Segmentation fault)", failure.message)
@@ -75,8 +73,7 @@ class EndTests(RunTestCase):
         self.child.complain(b"last words")
         self.orphans.open()
         self.assert_over(status=1)
-        assert self.run_.failure is not None
-        self.assertEqual(self.run_.failure.extra_members["stderr"], "last words")
+        self.assertEqual(self.failure.extra_members["stderr"], "last words")
         self.assertEqual(self.text(), "late")
 
     def test_group_is_killed_when_its_process_exits(self) -> None:
@@ -97,9 +94,8 @@ class EndTests(RunTestCase):
         self.child.end()
         self.turn()
         self.assertTrue(self.run_.run_ended.is_set)
-        assert self.run_.failure is not None
-        self.assertEqual(self.run_.failure.reason, "lost")
-        self.assertIn("Too many open files", self.run_.failure.message)
+        self.assertEqual(self.failure.reason, "lost")
+        self.assertIn("Too many open files", self.failure.message)
 
     def test_others_that_hold_stdout_are_not_waited_for(self) -> None:
         self.orphans.shut = True
@@ -230,8 +226,7 @@ class TimeoutTests(RunTestCase):
         self.assertEqual(self.child.signals, [])
         self.clock.advance(0.001)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
-        failure = self.run_.failure
-        assert failure is not None
+        failure = self.failure
         self.assertEqual(failure.reason, "timeout")
         self.assertEqual(failure.extra_members, {"limit": "limits.wall_clock", "value": 10})
         self.assertIn("10 seconds", failure.message)
@@ -295,8 +290,7 @@ class CellTests(RunTestCase):
         self.child.end(signal=number)
         self.turn()
         self.assertTrue(self.run_.run_ended.is_set)
-        assert self.run_.failure is not None
-        return self.run_.failure
+        return self.failure
 
     def test_signal_of_the_cpu_limit_is_believed_when_the_time_was_used(self) -> None:
         error = self.end(signal.SIGXCPU, 5.1)
@@ -314,15 +308,13 @@ class CellTests(RunTestCase):
             self.child.lost_reason = "the daemon could not store the output"
             self.child.end(signal=signal.SIGKILL)
             self.assert_over(number=signal.SIGKILL)
-            assert self.run_.failure is not None
-            self.assertEqual(self.run_.failure.reason, reason)
+            self.assertEqual(self.failure.reason, reason)
 
     def test_good_exit_over_the_limit_of_processor_time_fails(self) -> None:
         self.sandboxed.run_limits.used = ResourceUsage(5.01, None)
         self.child.end(status=0)
         self.turn()
-        assert self.run_.failure is not None
-        self.assertEqual(self.run_.failure.reason, "cpu")
+        self.assertEqual(self.failure.reason, "cpu")
 
     def test_signal_of_the_file_size_limit_is_believed(self) -> None:
         self.assertEqual(self.end(signal.SIGXFSZ, 0.1).reason, "exit")
@@ -349,8 +341,7 @@ class CellTests(RunTestCase):
             self.patch(FakeRunLimits, "read_usage", fail)
             self.child.end(status=3)
             self.assert_over(status=3)
-            assert self.run_.failure is not None
-            self.assertEqual(self.run_.failure.reason, "exit")
+            self.assertEqual(self.failure.reason, "exit")
             self.assertEqual(len(self.flushLoggedErrors(type(error))), defects)
 
     def test_sandbox_that_did_not_start_says_so_with_what_it_complained_of(self) -> None:
@@ -358,8 +349,7 @@ class CellTests(RunTestCase):
         self.child.complain(b"bwrap: no")
         self.child.end(status=1)
         self.turn()
-        failure = self.run_.failure
-        assert failure is not None
+        failure = self.failure
         self.assertEqual((failure.reason, failure.extra_members), ("lost", {"stderr": "bwrap: no"}))
         self.assertIs(self.run_.exit_status, None)
 
@@ -392,8 +382,7 @@ class OutputTests(RunTestCase):
         self.child.print(b"z" * 5000)
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
-        failure = self.run_.failure
-        assert failure is not None
+        failure = self.failure
         self.assertEqual(failure.reason, "output")
         self.assertEqual(failure.extra_members, {"limit": "limits.output", "value": 1024})
         self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
@@ -404,8 +393,7 @@ class OutputTests(RunTestCase):
         self.wanted[0][1].callback(b"x" * 200)
         self.turn()
         self.assertEqual(self.child.signals, [signal.SIGKILL])
-        assert self.run_.failure is not None
-        self.assertEqual(self.run_.failure.extra_members, {"limit": "limits.output", "value": 1024})
+        self.assertEqual(self.failure.extra_members, {"limit": "limits.output", "value": 1024})
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
         self.assertEqual(self.events(), ["x" * 900, ErrorEvent(), "after"])
@@ -434,8 +422,7 @@ class OutputTests(RunTestCase):
     def test_slow_reads_end_the_run(self) -> None:
         self.child.on_slow_reads()
         self.assertEqual(self.child.signals, [signal.SIGKILL])
-        assert self.run_.failure is not None
-        self.assertEqual(self.run_.failure.reason, "output")
+        self.assertEqual(self.failure.reason, "output")
 
     def test_stderr_has_a_limit_of_its_own(self) -> None:
         self.child.complain(b"x" * self.limits.stderr)
@@ -444,10 +431,7 @@ class OutputTests(RunTestCase):
         self.assertEqual(self.child.signals, [signal.SIGKILL])
         self.child.end()
         self.assert_over(status=0)
-        assert self.run_.failure is not None
-        self.assertEqual(
-            self.run_.failure.extra_members, {"limit": "limits.stderr", "value": 10_000}
-        )
+        self.assertEqual(self.failure.extra_members, {"limit": "limits.stderr", "value": 10_000})
         self.assertEqual(set(self.run_.stderr_text), {"x"})
 
 
@@ -569,9 +553,8 @@ class LostOutputTests(RunTestCase):
         self.child.print(b"more\n")
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
-        assert self.run_.failure is not None
-        self.assertEqual(self.run_.failure.reason, "lost")
-        self.assertIn("defect of the daemon", self.run_.failure.message)
+        self.assertEqual(self.failure.reason, "lost")
+        self.assertIn("defect of the daemon", self.failure.message)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_defect_in_parsing_ends_the_run(self) -> None:
@@ -597,8 +580,7 @@ class LostOutputTests(RunTestCase):
         self.child.print(b"a\nb")
         self.child.end(0)
         self.assert_over(status=0)
-        assert self.run_.failure is not None
-        self.assertEqual(self.run_.failure.reason, "lost")
+        self.assertEqual(self.failure.reason, "lost")
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_stopped_run_keeps_its_reason(self) -> None:
@@ -618,9 +600,8 @@ class LostOutputTests(RunTestCase):
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
-        assert self.run_.failure is not None
-        self.assertEqual(self.run_.failure.reason, "lost")
-        self.assertIn("No space left on device", self.run_.failure.message)
+        self.assertEqual(self.failure.reason, "lost")
+        self.assertIn("No space left on device", self.failure.message)
         self.assertEqual(self.text(), "good")
 
 
