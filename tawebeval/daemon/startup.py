@@ -404,7 +404,7 @@ class StartupChecks(Service):
             ):
                 starter.forget_program_now(program)
         self._cgroups.remove_other_evaluation_cgroups(left.cgroup_names)
-        directories.remove_leftovers(left.directory_names | left.upload_directory_names)
+        directories.remove_leftovers(left.directory_names)
 
     def _empty_trash(self) -> None:
         try:

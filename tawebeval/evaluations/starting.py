@@ -519,38 +519,23 @@ def _is_on_cluster(run: RunRow) -> bool:
     return run.sandbox_description.get("kind") == "slurm"
 
 
-@attrs.frozen
 class LeftEvaluations:
-    """What evaluations of an earlier process still need, by their rows."""
+    """What evaluations of an earlier process still need, by their rows.
 
-    rows: Sequence[EvaluationDetails] = ()
+    - `directory_names`: directories of evaluations, and of uploaded files.
+    - `running_directory_names`, `cgroup_names`, `job_names`: directories, cgroups and jobs of Slurm
+      of evaluators that run.
+    """
 
-    @property
-    def directory_names(self) -> set[str]:
-        """The names of directories of evaluations."""
-        return {derive_directory_name(row.identifier) for row in self.rows if not row.is_removed}
-
-    @property
-    def running_directory_names(self) -> set[str]:
-        """The names of directories of evaluations that run."""
-        return {derive_directory_name(row.identifier) for row in self.rows if row.run is not None}
-
-    @property
-    def upload_directory_names(self) -> set[str]:
-        """The names of directories of uploaded files."""
-        return {row.upload_directory.name for row in self.rows if row.upload_directory}
-
-    @property
-    def cgroup_names(self) -> set[str]:
-        """The names of cgroups in which an evaluator runs."""
-        groups = (run.sandbox_description.get("group") for run in self._runs)
-        return {group for group in groups if group}
-
-    @property
-    def job_names(self) -> set[str]:
-        """The names of jobs of Slurm in which an evaluator runs."""
-        return {run.sandbox_description["job_name"] for run in self._runs if _is_on_cluster(run)}
-
-    @property
-    def _runs(self) -> list[RunRow]:
-        return [row.run for row in self.rows if row.run is not None]
+    def __init__(self, rows: Sequence[EvaluationDetails] = ()) -> None:
+        names = {row.identifier: derive_directory_name(row.identifier) for row in rows}
+        runs = {row.identifier: row.run for row in rows if row.run is not None}
+        descriptions = [run.sandbox_description for run in runs.values()]
+        self.rows = rows
+        self.directory_names = {names[row.identifier] for row in rows if not row.is_removed}
+        self.directory_names |= {row.upload_directory.name for row in rows if row.upload_directory}
+        self.running_directory_names = {names[identifier] for identifier in runs}
+        self.cgroup_names = {each["group"] for each in descriptions if each.get("group")}
+        self.job_names = {
+            run.sandbox_description["job_name"] for run in runs.values() if _is_on_cluster(run)
+        }

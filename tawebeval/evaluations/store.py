@@ -574,38 +574,32 @@ class EvaluationStore:
             run_in_background(self._write_all(), log, "defect: evaluations cannot be stored")
 
     async def _write_all(self) -> None:
+        """Write what waits, until an attempt fails; then only what is to be flushed."""
         try:
-            failed = False
             while not self._is_closed and (
-                self._flushing or ((self._waiting or self.problem is not None) and not failed)
+                self._flushing or self._waiting or self.problem is not None
             ):
-                failed = not await self._write_waiting()
+                changes, flushing = self._waiting, self._flushing
+                self._waiting, self._flushing = {}, []
+                # After a failure a transaction without changes finds out if others are possible.
+                if changes or self.problem is not None:
+                    problem = None
+                    try:
+                        await self._thread.run_in_thread(self._write_changes, changes)
+                    except (sqlite3.Error, OSError) as error:
+                        problem = describe_database_error(error)
+                    self._set_problem(problem)
+                if self.problem is None:
+                    for deferred in flushing:
+                        deferred.callback(None)
+                    continue
+                self._waiting = changes | self._waiting
+                for deferred in flushing:
+                    deferred.errback(StoreError())
+                if not self._flushing:
+                    break
         finally:
             self._is_writing = False
-
-    async def _write_waiting(self) -> bool:
-        """Write all that waits in one transaction; return whether it was committed."""
-        changes, flushing = self._waiting, self._flushing
-        self._waiting, self._flushing = {}, []
-        # After a failure a transaction without changes finds out whether others are possible.
-        if changes or self.problem is not None:
-            self._set_problem(await self._thread.run_in_thread(self._try_to_write, changes))
-        if self.problem is None:
-            for deferred in flushing:
-                deferred.callback(None)
-            return True
-        self._waiting = changes | self._waiting
-        for deferred in flushing:
-            deferred.errback(StoreError())
-        return False
-
-    def _try_to_write(self, changes: Changes) -> SetupProblem | None:
-        """Return the problem, None after a commit. Blocks."""
-        try:
-            self._write_changes(changes)
-        except (sqlite3.Error, OSError) as error:
-            return describe_database_error(error)
-        return None
 
     def _write_changes(self, changes: Changes) -> None:
         """Write rows, or delete those whose values are None, in one transaction.
@@ -659,29 +653,25 @@ class EvaluationStore:
         list shows of a row, None for a row that the list leaves out. Callers take turns, and other
         reads wait for one list at most.
         """
-        values = caller, after_sequence_number, last_sequence_number, max_count
-        call = partial(self._read, self._list_archived, values, make_entry)
-        return await self._lists.run_in_turn(caller, call)
-
-    def _list_archived(
-        self,
-        values: tuple[object, ...],
-        make_entry: Callable[[EvaluationDetails], ListEntry | None],
-    ) -> dict[int, ListEntry | None]:
-        found: dict[int, ListEntry | None] = {}
-        for row, checksum in self._select(
+        query = (
             "SELECT row, checksum FROM evaluations WHERE archived_bytes IS NOT NULL"
             " AND caller = ? AND sequence_number > ? AND sequence_number <= ?"
-            " ORDER BY sequence_number LIMIT ?",
-            *values,
-        ):
-            try:
-                unpacked = _unpack(unpack_evaluation, row, checksum)
-            except DamagedRow as error:
-                log.error("{path}: {error}", path=self._path, error=error)  # noqa: TRY400
-            else:
-                found[unpacked.sequence_number] = make_entry(unpacked)
-        return found
+            " ORDER BY sequence_number LIMIT ?"
+        )
+        values = caller, after_sequence_number, last_sequence_number, max_count
+
+        def list_rows() -> dict[int, ListEntry | None]:
+            found: dict[int, ListEntry | None] = {}
+            for row, checksum in self._select(query, *values):
+                try:
+                    unpacked = _unpack(unpack_evaluation, row, checksum)
+                except DamagedRow as error:
+                    log.error("{path}: {error}", path=self._path, error=error)  # noqa: TRY400
+                else:
+                    found[unpacked.sequence_number] = make_entry(unpacked)
+            return found
+
+        return await self._lists.run_in_turn(caller, partial(self._read, list_rows))
 
     async def find_archived(self, identifier: str) -> EvaluationDetails | None:
         """Return the row of an archived evaluation, None if there is none."""
