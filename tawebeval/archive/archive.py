@@ -315,15 +315,13 @@ class EvaluationArchive:
                 _, size = found.get(caller, (0, 0))
                 self._share.take(size - self._share.used_by_caller[caller], caller)
             self._has_counted = True
-            if not found and await self._writer.run_in_thread(self._has_files):
+            files = self.directory / "files"
+            if not found and await self._writer.run_in_thread(lambda: any(files.glob("*/*"))):
                 log.error(
                     "archive: {path} has evaluations that the store does not know; restore the"
                     " store from a backup, or remove this directory",
-                    path=self.directory / "files",
+                    path=files,
                 )
-
-    def _has_files(self) -> bool:
-        return any((self.directory / "files").glob("*/*"))
 
     async def _remove_some(self) -> bool:
         """Remove up to `MAX_REMOVALS_PER_STEP`; return whether others may be left to remove."""
@@ -333,7 +331,8 @@ class EvaluationArchive:
             rows = rows or await self._list_excess()
             removed = await self._writer.run_in_thread(self._remove, rows)
             for identifier, _, _ in removed:
-                self._delete_row(identifier)
+                if not self.release_copy(identifier):
+                    self._rows.delete(identifier)
             self._has_counted = False  # if they cannot be deleted now, all are counted anew
             await self._rows.flush()
             self._has_counted = True
@@ -341,10 +340,6 @@ class EvaluationArchive:
                 self._share.give_back(size, caller)
             self.evaluation_count -= len(removed)
         return bool(rows) and len(removed) == len(rows)
-
-    def _delete_row(self, identifier: str) -> None:
-        if not self.release_copy(identifier):
-            self._rows.delete(identifier)
 
     async def _list_excess(self) -> list[RemovableRow]:
         """Return the rows of the caller that holds most, until another caller holds more."""

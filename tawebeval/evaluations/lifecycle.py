@@ -136,11 +136,8 @@ class Evaluation:
 
         Observers and a callback do not count after the end.
         """
-        events = self.events
-        if events.reader_count:
-            return True
-        is_watched = events.observer_count > 0 or self.details.callback is not None
-        return is_watched and not self.cleanup_event.is_set
+        is_watched = self.events.observer_count > 0 or self.details.callback is not None
+        return self.events.reader_count > 0 or (is_watched and not self.cleanup_event.is_set)
 
     def save(self) -> None:
         """Have the present state stored."""
@@ -394,17 +391,6 @@ def format_state_line(
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 
 
-def _make_ended_share() -> Share:
-    return Share(
-        SharedResource.ENDED_EVALUATIONS,
-        0,
-        None,
-        "too many of your finished evaluations are unread (callers.kept); read them, or"
-        " discard them by GET /evaluation/ID/events?after=end",
-        "too many finished evaluations are unread (evaluations.kept); try again later",
-    )
-
-
 @attrs.define(eq=False)
 class EvaluationIndex:
     """Index of the evaluations that are not forgotten.
@@ -423,7 +409,16 @@ class EvaluationIndex:
     # Of `_kept`, those that a stream has sent to the end, by caller and identifier.
     _sent: dict[str, dict[str, Evaluation]] = attrs.field(factory=dict)
     _keys: dict[tuple[str, str], Evaluation] = attrs.field(factory=dict)
-    ended_share: Share = attrs.field(factory=_make_ended_share)
+    ended_share: Share = attrs.field(
+        factory=lambda: Share(
+            SharedResource.ENDED_EVALUATIONS,
+            0,
+            None,
+            "too many of your finished evaluations are unread (callers.kept); read them, or"
+            " discard them by GET /evaluation/ID/events?after=end",
+            "too many finished evaluations are unread (evaluations.kept); try again later",
+        )
+    )
     last_sequence_number: int = 0
 
     def __contains__(self, identifier: str) -> bool:

@@ -415,19 +415,15 @@ class Run(ProcessProtocol):
         Deferred.fromCoroutine(self._end_tree())
 
     async def _end_tree(self) -> None:
-        try:
-            await self._kill_remaining_processes()
-        finally:
-            self._tree_ended.set_value(None)
-            self._process.read_remaining_output()
-
-    async def _kill_remaining_processes(self) -> None:
         """Kill what the evaluator has left, or leave it to the clean-up (`SandboxedRun.close`)."""
         try:
             await self.sandboxed.kill_remaining_processes()
         except OSError as error:  # such as a lack of descriptors; the clean-up is repeated
             words = "{evaluation}: its processes are left to the clean-up: {error}"
             log.error(words, evaluation=self._details.log_name, error=error)  # noqa: TRY400
+        finally:
+            self._tree_ended.set_value(None)
+            self._process.read_remaining_output()
 
     def processEnded(self, reason: Failure) -> None:
         """Interpret the exit; all output has been read."""

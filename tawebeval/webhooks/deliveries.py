@@ -179,12 +179,8 @@ class Delivery:
         """Size in bytes, as it counts towards `MAX_PENDING_BYTES`."""
         return len(self.callback.document) + DELIVERY_OVERHEAD_BYTES
 
-    def cancel_attempt(self) -> None:
-        """Cancel the attempt or the pause that is under way."""
-        if self.delivery_task is not None:
-            self.delivery_task.cancel()
 
-
+@attrs.define(eq=False)
 class CallbackQueue:
     """Queue of callbacks, signed by the secrets of a file. Without a file it accepts none.
 
@@ -195,29 +191,25 @@ class CallbackQueue:
     Blocks when it is made. Raises: ConfigurationError, if the file cannot be read.
     """
 
-    def __init__(
-        self,
-        secrets_file: Path | None,
-        sender: WebhookSender,
-        *,
-        clock: Any,
-        random: Callable[[int], bytes],
-        time: Callable[[], float],
-    ) -> None:
-        self._secrets_file = secrets_file
-        self.secrets = (
-            SigningSecrets() if secrets_file is None else read_signing_secrets(secrets_file)
+    _secrets_file: Path | None
+    _sender: WebhookSender
+    _clock: Any
+    _random: Callable[[int], bytes]
+    _time: Callable[[], float]
+    secrets: SigningSecrets = attrs.field(factory=SigningSecrets, init=False)
+    ended_counts_by_state: Counter[CallbackState] = attrs.field(factory=Counter, init=False)
+    _slots: FairQueue = attrs.field(
+        factory=lambda: FairQueue(
+            CONCURRENT_CALLBACKS, running_per_caller=(CONCURRENT_CALLBACKS + 1) // 2
         )
-        self._sender = sender
-        per_caller = (CONCURRENT_CALLBACKS + 1) // 2
-        self._slots = FairQueue(CONCURRENT_CALLBACKS, running_per_caller=per_caller)
-        self._clock = clock
-        self._random = random
-        self._time = time
-        self._deliveries: dict[str, Delivery] = {}  # by event, the oldest first
-        # Without deliveries given up.
-        self._share = Share(SharedResource.CALLBACKS, MAX_PENDING_BYTES)
-        self.ended_counts_by_state: Counter[CallbackState] = Counter()
+    )
+    _deliveries: dict[str, Delivery] = attrs.field(factory=dict)  # by event, the oldest first
+    # Without deliveries given up.
+    _share: Share = attrs.field(factory=lambda: Share(SharedResource.CALLBACKS, MAX_PENDING_BYTES))
+
+    def __attrs_post_init__(self) -> None:
+        if self._secrets_file is not None:
+            self.secrets = read_signing_secrets(self._secrets_file)
 
     @property
     def pending_count(self) -> int:
@@ -229,10 +221,7 @@ class CallbackQueue:
         if self._secrets_file is not None:
             read = partial(read_signing_secrets, self._secrets_file)
             paths = (self._secrets_file,)
-            yield ReloadableFiles(SECRETS_SETTING, paths, read, self._apply_secrets)
-
-    def _apply_secrets(self, secrets: SigningSecrets) -> None:
-        self.secrets = secrets
+            yield ReloadableFiles(SECRETS_SETTING, paths, read, partial(setattr, self, "secrets"))
 
     def create_callback(self, url: str, caller: str) -> CallbackRecord:
         """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""
@@ -288,7 +277,8 @@ class CallbackQueue:
             self._give_up(oldest, f"the caller's pending callbacks exceed {most}")
             evicted.append(oldest)
         for delivery in evicted:
-            delivery.cancel_attempt()
+            if delivery.delivery_task is not None:
+                delivery.delivery_task.cancel()
 
     def _give_up(self, delivery: Delivery, reason: str) -> None:
         """Prevent further attempts and release the size. The first reason stays."""
@@ -407,7 +397,7 @@ def make_callback_queue(
     return CallbackQueue(
         find_secrets_file(settings.secrets, environment),
         sender,
-        clock=reactor,
-        random=random,
-        time=time,
+        reactor,
+        random,
+        time,
     )

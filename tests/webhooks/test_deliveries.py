@@ -82,7 +82,8 @@ def end_all_deliveries(callbacks: CallbackQueue) -> None:
     for delivery in deliveries:
         callbacks._give_up(delivery, "the test has ended")
     for delivery in deliveries:
-        delivery.cancel_attempt()
+        if delivery.delivery_task is not None:
+            delivery.delivery_task.cancel()
 
 
 class CallbacksTestCase(SynchronousTestCase):
@@ -106,11 +107,7 @@ class CallbacksTestCase(SynchronousTestCase):
         """Return what sends callbacks by the fake; after the test nothing is under way."""
         sender: Any = self.sender
         callbacks = CallbackQueue(
-            self.secrets,
-            sender,
-            clock=self.clock,
-            random=self.draw,
-            time=lambda: EPOCH + self.clock.seconds(),
+            self.secrets, sender, self.clock, self.draw, lambda: EPOCH + self.clock.seconds()
         )
         self.addCleanup(end_all_deliveries, callbacks)
         return callbacks
