@@ -124,7 +124,6 @@ _POLL = 0.5  # seconds between two requests to a server that neither waits nor s
 _PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
 _NO_CONTENT = 204
 
-_LIST_RESTARTS = 5  # times that a list begins again
 
 Document: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -492,19 +491,9 @@ async def _list(
     after: str | None = None
     cursors: set[str] = set()
     yielded: set[str] = set()
-    restarts = 0
     while True:
         request = _make_request(client, "GET", path + _query(after=after, **wanted))
-        try:
-            listing = await _send_request(client, request, partial(_listing, kind, cursors))
-        except InvalidRequest:
-            # A daemon was restarted since the last part: the list begins again.
-            restarts += 1
-            if after is None or restarts > _LIST_RESTARTS:
-                raise
-            after = None
-            cursors.clear()
-            continue
+        listing = await _send_request(client, request, partial(_listing, kind, cursors))
         for entry in listing.data:
             if entry[identifier] not in yielded:
                 yielded.add(entry[identifier])

@@ -16,7 +16,6 @@ const PATIENCE = 30_000; // ms that an answer may take, in addition to `wait`
 const SILENCE = 60_000; // ms after which a stream without a heartbeat is dead
 const FIRST_PAUSE = 250; // ms before the second attempt; it doubles for each further one
 const LONGEST_PAUSE = 10_000; // ms, unless the server asks for a longer one
-const LIST_RESTARTS = 5; // times that a list begins again
 const POLL_AGAIN = 500; // ms after an empty page of a server that does not hold requests
 
 /** An error response: `status` is its number, `problem` the problem document (RFC 9457). */
@@ -145,18 +144,9 @@ export class Client {
 
   async *#list(path, query, key, { signal, tries = 8, away = () => {} }) {
     const yielded = new Set();
-    let restarts = 0;
     for (let after = ""; after !== null; ) {
       query.set("after", after);
-      let body;
-      try {
-        ({ body } = await this.#ask(`${path}?${query}`, {}, { signal, tries }));
-      } catch (error) {
-        // 400: a daemon was restarted since the last part.
-        if (error.status !== 400 || after === "" || ++restarts > LIST_RESTARTS) throw error;
-        after = "";
-        continue;
-      }
+      const { body } = await this.#ask(`${path}?${query}`, {}, { signal, tries });
       for (const entry of body.data) {
         if (yielded.has(entry[key])) continue;
         yielded.add(entry[key]);

@@ -87,7 +87,7 @@ export class Listing {
         if (signal.aborted) return;
         byId("listing-hint").textContent = said(error);
         if (error.status === 401) this.unauthorized();
-        // 400: daemons were restarted again and again while the list was read.
+        // 400: the daemon has lost its store, and the list begins again.
         if (!isPassing(error) && error.status !== 400) return;
         pause = Math.max(pause, 1000 * (error.retryAfter ?? 0));
       }
