@@ -12,9 +12,10 @@ from unittest import TestCase, TestResult
 import attrs
 from twisted.logger import LogEvent, Logger, capturedLogs, formatEvent
 
-from tawebeval.config import GIB, MIB, Configuration
+from tawebeval.config import Configuration
 from tawebeval.core.evaluations import EvaluationState
 from tawebeval.core.form import (
+    LIMIT_UNITS,
     MAX_FIELDS,
     MAX_TRUNCATED_COMMAND_BYTES,
     TEXT_FIELD_SIZE_LIMITS,
@@ -304,49 +305,26 @@ class StatusTests(EvaluationTestCase):
     def test_queued_status_has_the_request_and_nulls(self) -> None:
         self.slot.shut = True
         self.begin()
-        self.assertEqual(
-            self.status(4),
-            {
-                "evaluation_id": "some",
-                "log_name": "a6b46dd0d1ae5e86",
-                "state": "queued",
-                "queue_place": 4,
-                "problem": None,
-                "repository": "https://example.org/problem.git",
-                "commit_oid": OID,
-                "tree_oid": None,
-                "directory": "",
-                "evaluator_cmd": "./evaluate",
-                "seed": 7,
-                "environment": None,
-                "limits": {
-                    "wall_clock": 10,
-                    "cpu": 300,
-                    "memory": 512 * MIB,
-                    "processes": 128,
-                    "open_files": 256,
-                    "file_size": 256 * MIB,
-                    "disk": GIB,
-                    "disk_files": 100_000,
-                    "output": 256 * MIB,
-                    "stderr": 64 * MIB,
-                },
-                "metadata": {},
-                "created": "2023-11-14T22:13:20.000+00:00",
-                "fetching": None,
-                "running": None,
-                "ended": None,
-                "exit": None,
-                "usage": None,
-                "error": None,
-                "results": None,
-                "runner": None,
-                "callback": None,
-                "stderr": "",
-                "events": {"buffered": 0, "discarded": 0},
-                "buffered_bytes": 0,
-            },
-        )
+        expected = {
+            "evaluation_id": "some",
+            "log_name": "a6b46dd0d1ae5e86",
+            "state": "queued",
+            "queue_place": 4,
+            "repository": "https://example.org/problem.git",
+            "commit_oid": OID,
+            "directory": "",
+            "evaluator_cmd": "./evaluate",
+            "seed": 7,
+            "limits": {name: getattr(self.configuration.limits, name) for name in LIMIT_UNITS},
+            "metadata": {},
+            "created": "2023-11-14T22:13:20.000+00:00",
+            "stderr": "",
+            "events": {"buffered": 0, "discarded": 0},
+            "buffered_bytes": 0,
+        }
+        nulls = "problem tree_oid environment fetching running ended exit usage error results"
+        expected |= dict.fromkeys([*nulls.split(), "runner", "callback"])
+        self.assertEqual(self.status(4), expected)
 
     def test_running_status_has_tree_stderr_and_event_counts(self) -> None:
         self.begin()

@@ -171,23 +171,11 @@ class ExchangeTests(SenderTestCase):
     def test_status_is_told_with_its_meaning_and_redirects_are_not_followed(self) -> None:
         self.receiver.headers = {"Location": "http://elsewhere.example/"}
         self.receiver.answer = b"x" * 100_000
-        for status, expected in (
-            *(
-                (200, RequestOutcome.ACCEPTED),
-                (302, RequestOutcome.REFUSED),
-                (307, RequestOutcome.REFUSED),
-            ),
-            *(
-                (404, RequestOutcome.REFUSED),
-                (429, RequestOutcome.RETRY),
-                (500, RequestOutcome.RETRY),
-            ),
-        ):
-            self.receiver.status = status
-            self.assertEqual(
-                self.result(),
-                AttemptResult(expected, f"the receiver answered with status {status}"),
-            )
+        accepted, refused, retry = RequestOutcome
+        outcomes = {200: accepted, 302: refused, 307: refused, 404: refused, 429: retry, 500: retry}
+        for self.receiver.status, expected in outcomes.items():
+            said = f"the receiver answered with status {self.receiver.status}"
+            self.assertEqual(self.result(), AttemptResult(expected, said))
         self.assertEqual(len(self.receiver.received), 6)
         self.assertEqual({host for host, _ in self.reached}, {"receiver.example"})
 
