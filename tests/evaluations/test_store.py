@@ -193,29 +193,12 @@ class WritingTests(StoreTestCase):
             self.successResultOf(deferred)
         self.assertEqual((self.database.transaction_count, self.threads.waiting), (2, []))
 
-    def test_newest_row_of_an_evaluation_is_written(self) -> None:
-        self.store.save(make_row(1))
-        for cursor in range(5):
-            self.store.save(make_row(1, begin_cursor=cursor))
-        self.store.save(make_row(2))
-        self.store.delete("e2")
-        self.commit_all()
-        self.assertEqual([row.begin_cursor for row in self.store.load_live()], [4])
-
     def test_row_may_change_after_it_is_saved(self) -> None:
         row = make_row(1)
         self.store.save(row)
         row.begin_cursor = 7
         self.commit_all()
         self.assertEqual(self.store.load_live()[0].begin_cursor, 0)
-
-    def test_flush_waits_for_changes_that_are_being_written(self) -> None:
-        self.store.save(make_row(1))
-        flushed = self.store.flush()
-        self.assertNoResult(flushed)
-        self.commit_all()
-        self.successResultOf(flushed)
-        self.successResultOf(self.store.flush())
 
     def test_live_rows_are_loaded_in_the_order_of_acceptance(self) -> None:
         for number in (5, 1, 9, 3):
