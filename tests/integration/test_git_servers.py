@@ -116,13 +116,14 @@ class ServerTests(BareRepositoryCase):
         repository = Repository(f"{server.url}/source/.git")
         commit = git(self.source.folder, "rev-parse", "HEAD")
         for password in ("another", secret):
-            credential = Credential("127.0.0.1", port, "judge", (), b"", password)
+            credential = Credential("127.0.0.1", port, "judge", (), password)
             fetching = self.bare.fetch_commit(repository, commit, credential)
             if password == secret:
                 self.assertEqual((await fetching).oid, commit)
             else:
-                with self.assertRaises(EvaluationFailure):
+                with self.assertRaises(EvaluationFailure) as caught:
                     await fetching
+                self.assertIn("refuses access", caught.exception.message)
         for file in self.path.rglob("*"):
             self.assertFalse(file.is_file() and secret.encode() in file.read_bytes(), file)
 
