@@ -240,7 +240,7 @@ def _remove_if_small(name: str, parent: int | None, most: int) -> int:
         directory = open_directory(name, parent)
         try:
             with os.scandir(directory) as entries:
-                names = [entry.name for entry in islice(entries, most)]
+                names = [entry.name for entry in islice(entries, max(most, 0))]
             for each in names:
                 most = _remove_if_small(each, directory, most - 1)
         finally:

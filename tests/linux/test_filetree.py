@@ -271,6 +271,12 @@ class RemoveTests(SynchronousTestCase):
         remove_tree(self.tree.parent)
         self.assert_removed()
 
+    def test_many_directories_with_few_entries_each_are_removed(self) -> None:
+        for number in range(100):
+            (self.tree / str(number)).mkdir()
+            (self.tree / str(number) / "file").touch()
+        self.assert_removed()
+
     def test_odd_names_are_removed(self) -> None:
         for name in (b"-rf", b"--", b"\xff\n", b" "):
             os.mkdir(os.fsencode(self.tree) + b"/" + name)
