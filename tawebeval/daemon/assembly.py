@@ -666,7 +666,7 @@ def make_timers(
         disk_sync.sync_if_due,
     )
     places = ProbeDirectories(directories.repositories, directories.evaluations)
-    reprobe = partial(reprobe_sandbox, context.sandbox, places)
+    reprobe = partial(reprobe_sandbox, base.sandbox, places)  # not by jobs of a cluster
     probe = SandboxProbe(context.counters, reprobe, base.file_tree_threads, base.reactor)
     timers = [
         make_periodic_timer(chores, base.reactor),

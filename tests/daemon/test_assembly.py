@@ -34,6 +34,7 @@ from tawebeval.config import (
     HttpSettings,
     LimitSettings,
     RepositoryFetchSettings,
+    RunnerSettings,
     ServiceSettings,
 )
 from tawebeval.core.tokens import generate_token
@@ -64,6 +65,7 @@ from tawebeval.errors import (
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.linux.privileges import ReloadableFiles
 from tawebeval.sandbox.bubblewrap import HelperSandbox
+from tawebeval.slurm.job import SlurmSandbox
 from tawebeval.web.routes import WebContext
 from tawebeval.web.server.channel import ApiSite
 from tests.cases.databases import close_databases_at_end
@@ -277,6 +279,14 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual([(calls, tuple(rest)) for calls, rest in found], expected)
             self.assertEqual({reactor for _, reactor, *_ in made}, {self.reactor})
             self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), len(made))
+
+    def test_probe_tries_the_sandbox_of_this_machine_and_no_job_of_a_cluster(self) -> None:
+        made = self.note_calls("SandboxProbe")
+        shared = str(self.directories.state)
+        daemon = self.make(runner=RunnerSettings(kind="slurm", shared=shared))
+        self.assertIsInstance(self.evaluations(daemon).context.sandbox, SlurmSandbox)
+        (probed, *_) = made[0][1].args
+        self.assertNotIsInstance(probed, SlurmSandbox)
 
     def test_drain_has_its_time_and_a_signal_ends_it_at_once(self) -> None:
         calls = self.note_calls_from_thread()
