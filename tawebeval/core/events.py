@@ -47,7 +47,7 @@ from array import array
 from base64 import b64encode
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -587,9 +587,9 @@ class EventMemory:
 class EventLog:
     """Events of an evaluation of `caller`, from `begin_cursor` to `end_cursor`.
 
-    `has_ended` says that no event follows. `discarded_stdout_bytes` is the number of bytes at the
-    beginning of stdout that no segment needs any more, `discarded_files` that of the first files
-    that stdout named.
+    `segments` have them. `has_ended` says that no event follows. `discarded_stdout_bytes` is the
+    number of bytes at the beginning of stdout that no segment needs any more, `discarded_files`
+    that of the first files that stdout named.
     """
 
     _memory: EventMemory
@@ -599,49 +599,44 @@ class EventLog:
     discarded_stdout_bytes: int = 0
     discarded_files: int = 0
     caller: str = attrs.field(default=ANONYMOUS_CALLER, kw_only=True)
-    _segments: list[EventSegment] = attrs.field(factory=list)
+    segments: list[EventSegment] = attrs.field(factory=list)
 
     def append_batch(self, batch: EventBatch, time_ms: int) -> None:
         """Append a batch to the newest segment. The log must not be closed."""
         assert not self.has_ended, "a closed log takes no events"
         if not batch.count:
             return
-        if not self._segments or self._segments[-1].source is not None:
+        if not self.segments or self.segments[-1].source is not None:
             ring = EventRing(self.end_cursor, self.end_cursor)
             newest = EventSegment(self.end_cursor, self.end_cursor, ring, caller=self.caller)
-            self._segments.append(newest)
-        segment = self._segments[-1]
+            self.segments.append(newest)
+        segment = self.segments[-1]
         assert segment.ring is not None, "the newest segment stays in memory"
         segment.ring.append_batch(batch, time_ms)
         segment.end_cursor = self.end_cursor = self.end_cursor + batch.count
         self._memory.note_use(segment)
 
     @property
-    def segments(self) -> Sequence[EventSegment]:
-        """The segments with the events of the log."""
-        return self._segments
-
-    @property
     def can_end_segment(self) -> bool:
         """Whether the newest segment is large enough to end."""
-        ring = self._segments[-1].ring if self._segments else None
+        ring = self.segments[-1].ring if self.segments else None
         return (
             ring is not None
-            and self._segments[-1].source is None
+            and self.segments[-1].source is None
             and ring.memory_bytes >= self._memory.min_segment_bytes
         )
 
     def end_segment(self, source: SegmentSource) -> None:
         """End the newest segment, whose events come from `source`."""
-        segment = self._segments[-1]
+        segment = self.segments[-1]
         segment.source = source
         self._memory.note_use(segment)
 
     def restore_segment(self, begin_cursor: int, end_cursor: int, source: SegmentSource) -> None:
         """Append an evicted segment, which an earlier process of the daemon has ended."""
-        if not self._segments:
+        if not self.segments:
             self.begin_cursor = begin_cursor
-        self._segments.append(EventSegment(begin_cursor, end_cursor, None, source, self.caller))
+        self.segments.append(EventSegment(begin_cursor, end_cursor, None, source, self.caller))
         self.end_cursor = end_cursor
 
     def mark_end(self) -> None:
@@ -668,8 +663,8 @@ class EventLog:
         assert self.begin_cursor <= after_cursor <= self.end_cursor
         if after_cursor == self.end_cursor:
             return EMPTY_BATCH
-        begins_at = bisect_right(self._segments, after_cursor, key=lambda each: each.begin_cursor)
-        segment = self._segments[begins_at - 1]
+        begins_at = bisect_right(self.segments, after_cursor, key=lambda each: each.begin_cursor)
+        segment = self.segments[begins_at - 1]
         if segment.ring is None:
             raise EventsEvicted(segment)
         self._memory.note_use(segment)
@@ -681,15 +676,15 @@ class EventLog:
         if before_cursor <= self.begin_cursor:
             return
         self.begin_cursor = before_cursor
-        while self._segments and self._segments[0].end_cursor <= before_cursor:
-            segment = self._segments[0]
+        while self.segments and self.segments[0].end_cursor <= before_cursor:
+            segment = self.segments[0]
             if segment.source is None:
                 break  # it goes on
             # Not its end: the next segment may begin before that.
             self._discard_source(segment.source)
-            self._memory.release(self._segments.pop(0))
-        if self._segments:
-            first = self._segments[0]
+            self._memory.release(self.segments.pop(0))
+        if self.segments:
+            first = self.segments[0]
             if first.source is not None:
                 self._discard_source(first.source)
             if first.ring is not None and first.begin_cursor < before_cursor:
@@ -701,9 +696,9 @@ class EventLog:
 
     def discard(self) -> None:
         """Discard all events: nobody reads the log any more."""
-        for segment in self._segments:
+        for segment in self.segments:
             self._memory.release(segment)
-        self._segments.clear()
+        self.segments.clear()
         self.begin_cursor = self.end_cursor
 
 
@@ -748,7 +743,7 @@ def _encode_cursor(cursor: str | None) -> bytes:
 
 def make_empty_last_page() -> EventPage:
     """Return the answer to the dummy end: an empty page with no next page."""
-    return EventPage(ALL_RECEIVED_CURSOR, None, EventBatch(0, b""))
+    return EventPage(ALL_RECEIVED_CURSOR, None, EMPTY_BATCH)
 
 
 def parse_cursor(text: str | None) -> str | None:

@@ -364,7 +364,7 @@ class ChangedStdoutTests(SynchronousTestCase):
                 self.recorded.parse_pending()
         self.recorded.finish()
         for log in (self.recorded.log, self.restore().log):
-            sources = [one.source for one in log._segments if one.source is not None]
+            sources = [one.source for one in log.segments if one.source is not None]
             self.assertEqual(sources[-1].stdout_end, self.recorded.stdout_bytes)
             self.assertLess(max(one.stdout_end - one.stdout_begin for one in sources), 200_000)
 
