@@ -133,10 +133,13 @@ class DiskUsage:
                                 self.add_file(status)
 
 
-def _measure_disk(path: str | Path) -> tuple[int, int, int]:
-    """Return the size of a file system; an overlay has that of the one with its changes."""
+def _measure_disk(path: str | Path) -> tuple[int, int]:
+    """Return the size of a file system; an overlay has that of the one with its changes.
+
+    Without the number of its inodes, which XFS changes with its free blocks.
+    """
     system = os.statvfs(path)
-    return system.f_frsize, system.f_blocks, system.f_files
+    return system.f_frsize, system.f_blocks
 
 
 @attrs.define

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -291,15 +292,37 @@ threading.Thread(target=hold).start()
         pid = self.start("exec 3>file")
         self.assertEqual(self.count(pid).file_count, 1)
 
-    def test_files_on_other_devices_take_no_room(self) -> None:
+    def start_with_file_in_memory(self) -> int:
+        """Start a process with an unlinked file on another device."""
         program = """
 import os, sys
 os.write(os.memfd_create("memory"), bytes(102400))
 print(flush=True)
 sys.stdin.readline()
 """
-        pid = self.start(f"exec {sys.executable} -c '{program}'")
+        return self.start(f"exec {sys.executable} -c '{program}'")
+
+    def test_files_on_other_devices_take_no_room(self) -> None:
+        pid = self.start_with_file_in_memory()
         self.assertEqual(self.count(pid), DiskUsage())
+
+    def test_overlay_is_known_while_its_file_system_makes_room_for_inodes(self) -> None:
+        """XFS that is nearly full has as many inodes as fit into the free blocks."""
+        files = count()
+        self.patch(
+            os,
+            "statvfs",
+            lambda path: SimpleNamespace(
+                f_frsize=BLOCK,
+                f_blocks=100_000,
+                f_files=next(files),
+                f_bavail=1,
+                f_bfree=1,
+                f_ffree=1,
+            ),
+        )
+        pid = self.start_with_file_in_memory()
+        self.assertGreaterEqual(self.count(pid).disk_bytes, 102400)
 
     def test_ended_process_has_nothing_open(self) -> None:
         pid = self.start("exec 3>file; rm file")
