@@ -654,6 +654,8 @@ class Starter:
             return
         except OSError as error:  # such as EMFILE
             failure = _describe_error(error)
+        except ValueError as error:  # its end is cut off
+            failure = _describe_error(OSError(errno.EMSGSIZE, str(error)))
         self._unwatch(report.fileno())
         report.close()
         answer = failure or {"pid": program.pid, "start_time": program.start_time}

@@ -195,6 +195,13 @@ class StartTests(StarterCase):
             self.assertEqual(self.client.list_programs(), set())
         self.assertEqual(self.run_program(true), (0, b""))
 
+    def test_report_that_is_too_long_fails_one_start_alone(self) -> None:
+        self.client.start_program(self.locate(), sh("sleep 60"))
+        launch = LaunchSpec(["/bin/true"], {}, f"/{'x' * starter.MAX_MESSAGE_BYTES}")
+        error = self.assertRaises(OSError, self.client.start_program, self.locate("long"), launch)
+        self.assertEqual(error.errno, errno.EMSGSIZE)
+        self.assertEqual(self.client.list_programs(), {self.locate()})
+
     def test_start_that_hangs_holds_up_nobody_and_can_be_given_up(self) -> None:
         fifo = self.locate("fifo")
         os.mkfifo(fifo)
