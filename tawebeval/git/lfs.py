@@ -88,6 +88,20 @@ class _Batch(msgspec.Struct):
     transfer: str = "basic"
 
 
+def build_conversion_detection_command(oid: str) -> Sequence[str]:
+    """Return the git command that exits with 0 if a commit may have converted files, else with 1.
+
+    These are in Git LFS, or get other bytes than committed when git checks them out
+    (gitattributes(5)).
+    """
+    attributes = ("filter=lfs", "eol=crlf", "working-tree-encoding=")
+    return (
+        *("grep", "--quiet", "--threads=1", "--fixed-strings"),
+        *(word for attribute in attributes for word in ("-e", attribute)),
+        *(oid, "--", ":(glob)**/.gitattributes"),
+    )
+
+
 def find_lfs_pointers(tree: Path) -> tuple[Sequence[LfsPointer], int]:
     """Return the pointers in a tree, and the bytes of all its files. Blocks.
 

@@ -59,6 +59,7 @@ from tawebeval.git.fetch_limits import (
 from tawebeval.git.lfs import (
     LfsClient,
     LfsPointer,
+    build_conversion_detection_command,
     explain_missing_lfs_object,
     find_lfs_pointers,
     find_missing_lfs_objects,
@@ -277,9 +278,14 @@ class BareRepository:
     ) -> Commit:
         """Fetch the files in Git LFS; return the commit with the bytes of its checkout.
 
-        `.gitattributes` may also let git write other bytes than committed (gitattributes(5)).
         Raises: EvaluationFailure.
         """
+        command = build_conversion_detection_command(commit.oid)
+        result = await self._git.run_command(self.path, *command)
+        if result.status == 1:
+            return commit
+        if result.status:
+            raise _make_git_failure("git could not read .gitattributes; see stderr", result)
         pointers, size = await self._inspect_checkout(commit)
         commit = attrs.evolve(commit, size=size)
         if not pointers:
