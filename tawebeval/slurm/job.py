@@ -707,13 +707,15 @@ class SlurmRun(BubblewrapRun):
             self._lose(loss)
             return
         self._sandbox.commands.counters.restarted_jobs += 1
-        if self._is_over:  # it was stopped meanwhile
+        unused = [lost.root]
+        if self._is_over:  # it was stopped meanwhile, and perhaps cleaned up
             self._give_up()
+            unused.append(self.workspace.root)
         else:
             self.run_limits.count_files(self.workspace)
             self._follow()
         with suppress(OSError):  # what still runs somewhere writes to the directory
-            await threads.run_in_thread(remove_tree, lost.root)
+            await threads.run_in_thread(remove_tree, *unused)
 
     def send_signal(self, child: TailedProcess, number: int) -> None:
         """Send a signal to the evaluator's processes on the node."""

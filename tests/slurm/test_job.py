@@ -582,6 +582,7 @@ class RepeatTests(JobCase):
         self.assertEqual(len(self.starter.started), 1)
         self.assertIn(self.job.root, self.starter.forgotten)
         self.assertEqual(self.commands.watchers, {})
+        self.assertFalse(self.job.root.exists())  # after the clean-up nobody would remove it
 
 
 class ResumeTests(JobCase):
