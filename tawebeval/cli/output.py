@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
@@ -206,7 +205,10 @@ class Screen:
         if results:
             words += summarize_results(results | {"progress": None})
         text = escape_control_characters(", ".join(words).replace("\n", " "))
-        self._write_note(_CLEAR + text[: shutil.get_terminal_size().columns - 1])
+        columns = 0
+        with suppress(OSError):  # shutil would look at stdout, which may go to a file
+            columns = os.get_terminal_size(self._notes.fileno()).columns
+        self._write_note(_CLEAR + text[: (columns or 80) - 1])
         self._progress = True
 
     def print_text(self, text: str) -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import termios
 from typing import TextIO
 
 from hypothesis import given
@@ -232,6 +233,14 @@ class OtherTests(SynchronousTestCase):
         last = shown.notes.getvalue().splitlines()[-1]
         words = 'warning: a value of the type "case" does not count as a result: "verdict" is "WA"'
         self.assertTrue(last.startswith(words), last)
+
+    def test_status_fits_into_the_terminal_of_messages_wherever_stdout_goes(self) -> None:
+        master, slave = os.openpty()
+        self.addCleanup(os.close, master)
+        termios.tcsetwinsize(slave, (10, 20))
+        with open(slave, "w", buffering=1, encoding="utf-8") as notes:
+            Screen(Stream(terminal=False), notes, False).show_status("x" * 99)
+            self.assertEqual(os.read(master, 200).decode(), CLEAR + "x" * 19)
 
     def test_next_output_replaces_the_status_and_the_end_removes_it(self) -> None:
         shown = Shown(terminal=True)
