@@ -1,4 +1,4 @@
-"""The programs of docs/clients.md, run as printed there."""
+"""The programs of docs/clients.md, run as printed there or as it links to them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ from tests.run import ROOT
 NODE = shutil.which("node")
 LACKING = " and ".join(name for name in ("node", "jq") if shutil.which(name) is None)
 WITHOUT = f"there is no {LACKING}" if LACKING else None
+
+FOLLOW_PY, FOLLOW_MJS = (
+    (ROOT / "examples" / "integrations" / f"follow.{kind}").read_text() for kind in ("py", "mjs")
+)
 
 SHORTEST_RESPONSE = 150
 """Bytes: fewer than any response has."""
@@ -98,19 +102,18 @@ class ProgramTests(DaemonTestCase):
         self.assertGreater(proxy.cuts[Place.WITHIN_RESPONSES], 1)
 
     async def test_programs_print_the_documented_lines(self) -> None:
-        for program, name, words in (
-            ("sh", "sh", "request()"),
-            (sys.executable, "python", "import decimal"),
-            (sys.executable, "python", "with Client("),
-            (sys.executable, "python", "asyncio.run("),
-            (str(NODE), "js", "node:crypto"),
+        for program, name, source in (
+            ("sh", "follow.sh", documented("sh", "request()")),
+            (sys.executable, "follow.py", FOLLOW_PY),
+            (sys.executable, "program.py", documented("python", "with Client(")),
+            (sys.executable, "program.py", documented("python", "asyncio.run(")),
+            (str(NODE), "follow.mjs", FOLLOW_MJS),
         ):
-            suffix = ".mjs" if name == "js" else ""
-            await self.show(program, f"program{suffix}", documented(name, words))
+            await self.show(program, name, source)
 
     async def test_programs_survive_cut_requests(self) -> None:
-        await self.show_cut(sys.executable, "follow.py", documented("python", "import decimal"))
-        await self.show_cut(str(NODE), "follow.mjs", documented("js", "node:crypto"))
+        await self.show_cut(sys.executable, "follow.py", FOLLOW_PY)
+        await self.show_cut(str(NODE), "follow.mjs", FOLLOW_MJS)
 
     async def test_node_resumes_json_lines(self) -> None:
         program = HURRY + documented("js", "jsonLines") + JSON_LINES
