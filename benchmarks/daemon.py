@@ -43,6 +43,9 @@ connections_per_address = 0
 SMALL, LARGE = 5, 250
 """Files in the trees of the two commits that every daemon knows."""
 
+COMMAND = "/bin/echo hello"
+"""What evaluators run where only their start counts."""
+
 # What evaluators run: root's own Python may lie where no other user can.
 PYTHON = sys.executable
 if os.geteuid() == 0:

@@ -42,9 +42,8 @@ How fast the daemon is, compared with simple programs that do the same work.
   without a baseline.
 - A target in brackets is optional.
 - "By processor time" means per second of processor time of the program.
-- Ours is the daemon under twistd, over HTTP. Four benchmarks use its modules in a small program:
-  stdout to events, the worst chunk of stdout, the memory of events, and how long the start of a git
-  command blocks the reactor.
+- Ours is the daemon under twistd, over HTTP. Three benchmarks use its modules in a small program:
+  stdout, floods and memory.
 
 | baseline | |
 | --- | --- |
@@ -56,9 +55,8 @@ How fast the daemon is, compared with simple programs that do the same work.
 | a forwarder in Go | net/http, bufio, encoding/json: the same events |
 | `posix_spawn` | the same command, by `/bin/sh -c` |
 | isolate | `--init`, `--run`, `--cleanup` with the same command, without cgroups (`ISOLATE=PATH`) |
-| nsjail | the same command, the system read-only, without cgroups (`NSJAIL=PATH`) |
 | `git fetch` by hand | `--depth 1`, into a new bare repository, the daemon's URL; and a check-out |
-| nginx | one process: the same bytes; for uploads the body in a file, 128 KiB at a time |
+| nginx | one process that writes the body to a file, 128 KiB at a time |
 
 `make soak` checks correctness under load: 200 evaluators in the sandbox print 2 GB to readers that
 are slow, reconnect or disappear. It compares each stream with the printed output, and looks for

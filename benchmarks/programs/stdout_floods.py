@@ -1,7 +1,7 @@
 """How long the reactor is held by a turn of each flood of `benchmarks.floods`, in milliseconds.
 
 A turn is what happens between two looks of the reactor for something else to do. Floods come 64 KiB
-at a time, to a reader who keeps up. `plain` is a read of lines of 100 bytes.
+at a time, to a reader who keeps up.
 
 The time is the processor's own, and of each turn the least of some repetitions: what somebody else
 on the machine takes is no matter of the flood.
@@ -63,9 +63,8 @@ def main() -> None:
     keep_freed_memory()  # as the daemon does at its start
     gc.disable()
     markers = Markers.generate(os.urandom)
-    plain = (b"x" * 99 + b"\n") * (_SIZE // 100)
     longest = {}
-    for name, stdout in {"plain": plain, **floods(markers, _SIZE)}.items():
+    for name, stdout in floods(markers, _SIZE).items():
         with ExitStack() as made:
             folders = [
                 Path(made.enter_context(tempfile.TemporaryDirectory())) / "output"

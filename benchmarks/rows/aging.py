@@ -15,9 +15,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import repositories
 from benchmarks.client import Client
-from benchmarks.daemon import Daemon, daemon
+from benchmarks.daemon import COMMAND, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave, percentile
-from benchmarks.programs.sandbox_start import COMMAND
 from benchmarks.rows.start import time_evaluation
 from benchmarks.running import server
 

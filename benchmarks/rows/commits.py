@@ -21,9 +21,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import repositories
 from benchmarks.client import Client
-from benchmarks.daemon import SMALL, Daemon, daemon, give
+from benchmarks.daemon import COMMAND, SMALL, Daemon, daemon, give
 from benchmarks.measure import Round, Row, interleave
-from benchmarks.programs.sandbox_start import COMMAND
 from benchmarks.rows.lasting import measure_restart
 from benchmarks.rows.start import WHAT, in_turn, start_row, time_evaluation
 

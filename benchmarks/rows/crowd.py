@@ -54,7 +54,6 @@ def measure(rounds: int) -> Sequence[Row]:
     cost = "the daemon's processor time for a line"
     return [
         Row(f"{lines}, `write` to `read`, p99", "ms", samples[f"{most}.p99"], None, _TARGET, False),
-        Row("… p50", "ms", samples[f"{most}.p50"], None, None, False),
         Row(
             f"{cost}, {most:,} evaluations to {few}",
             "ms",
@@ -102,7 +101,6 @@ class Crowd:
         spent = self._ours.processor_time() - spent
         return {
             "cost": spent * 1e3 / (level * _SECONDS),
-            "p50": percentile(self._latencies, 50),
             "p99": percentile(self._latencies, 99),
         }
 

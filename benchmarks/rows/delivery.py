@@ -60,12 +60,6 @@ def measure(rounds: int) -> Sequence[Row]:
             samples["raw.rate"],
             _TARGET,
         ),
-        Row(
-            "… by processor time",
-            "MB/s",
-            samples["ours.processor_rate"],
-            samples["raw.processor_rate"],
-        ),
     ]
 
 

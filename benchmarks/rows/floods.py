@@ -1,7 +1,6 @@
 """The longest that the reactor is held by a chunk of stdout, of all floods that are known.
 
-In turns of one evaluation; what happens in between is not measured. The baseline is a chunk of
-lines of 100 bytes, of as many bytes: 64 KiB.
+In turns of one evaluation; what happens in between is not measured. A chunk has 64 KiB.
 """
 
 from __future__ import annotations
@@ -19,10 +18,6 @@ _TARGET = 10.0
 def measure(rounds: int) -> Sequence[Row]:
     """Return the rows."""
     samples = interleave(rounds, {"": partial(figures, "stdout_floods")})
-    plain = samples.pop(".plain")
     worst = max(samples, key=lambda name: median(samples[name]))
     what = f"worst chunk of stdout in the reactor, of {len(samples)} floods: {worst[1:]}"
-    return [
-        Row(what, "ms", samples[worst], None, _TARGET, higher_is_better=False),
-        Row("… to lines of 100 bytes", "ms", samples[worst], plain, higher_is_better=False),
-    ]
+    return [Row(what, "ms", samples[worst], None, _TARGET, higher_is_better=False)]

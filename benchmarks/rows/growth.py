@@ -13,9 +13,8 @@ from functools import partial
 
 from benchmarks.client import Client, events
 from benchmarks.conversations import Conversation, Conversations, identifier
-from benchmarks.daemon import MANY_CONNECTIONS, Daemon, daemon
+from benchmarks.daemon import COMMAND, MANY_CONNECTIONS, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave, percentile
-from benchmarks.programs.sandbox_start import COMMAND
 from benchmarks.rows.start import WHAT, evaluate, in_turn
 
 _FEW, _MANY = 1000, 10_000

@@ -1,29 +1,20 @@
-"""What it costs that evaluations outlive the daemon, and how soon it serves them again.
+"""How soon a daemon serves the evaluations that outlive the daemon before it.
 
-The same daemon, in the sandbox, with a starter and without one: stdout to an HTTP client, page by
-page, and starts in turn. After SIGKILL a daemon takes over evaluations that sleep; time runs from
-its start to the first page of the last of them.
+After SIGKILL a daemon takes over evaluations that sleep; time runs from its start to the first page
+of the last of them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from benchmarks.client import Client
 from benchmarks.conversations import Conversation, Conversations, identifier
 from benchmarks.daemon import MANY_CONNECTIONS, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave
-from benchmarks.rows.delivery import SETTINGS, command, deliver_lines, read_pages
-from benchmarks.rows.start import WHAT, evaluate, in_turn
 
 _RUNNING = 500
-_VALUES = 200_000
-_PRINTING = command("values", _VALUES)
-_SMALLEST = len('{"type":"data","payload":{}},')
-_TARGET = 0.8
-_ADDED = 0.5  # ms
 _RESTART = 2.0  # s
 _AT_ONCE = 16  # requests that begin evaluations
 _PATIENCE = 300.0
@@ -38,56 +29,8 @@ running = {_RUNNING}
 
 def measure(rounds: int) -> Sequence[Row]:
     """Return the rows."""
-    with daemon("auto", SETTINGS, lasting=True) as lasting, daemon("auto", SETTINGS) as plain:
-        samples = interleave(
-            rounds,
-            {
-                "lines.lasting": partial(deliver_lines, lasting),
-                "lines.plain": partial(deliver_lines, plain),
-                "values.lasting": partial(_deliver_values, lasting),
-                "values.plain": partial(_deliver_values, plain),
-                "start": partial(_start, lasting, plain),
-            },
-        )
-    samples |= interleave(rounds, {"restart": _restart})
-    rows = []
-    for what, unit, name in (
-        ("100-byte lines", "MB/s", "lines"),
-        ("data values", "1/s", "values"),
-    ):
-        ours, others = f"{name}.lasting", f"{name}.plain"
-        rows += [
-            Row(
-                f"stdout to an HTTP client, {what}, with a starter, to without",
-                unit,
-                samples[f"{ours}.rate"],
-                samples[f"{others}.rate"],
-                _TARGET,
-            ),
-            Row(
-                "… by processor time",
-                unit,
-                samples[f"{ours}.processor_rate"],
-                samples[f"{others}.processor_rate"],
-            ),
-        ]
-    starts = zip(samples["start.lasting"], samples["start.plain"], strict=True)
+    samples = interleave(rounds, {"restart": _restart})
     return [
-        *rows,
-        Row(
-            f"{WHAT}, with a starter, to without, p50",
-            "ms",
-            samples["start.lasting"],
-            samples["start.plain"],
-            higher_is_better=False,
-        ),
-        Row(
-            "… difference",
-            "ms",
-            [ours - other for ours, other in starts],
-            target=_ADDED,
-            higher_is_better=False,
-        ),
         Row(
             f"`kill -9` with {_RUNNING} evaluations that sleep, from the start to a page",
             "s",
@@ -102,22 +45,6 @@ def measure(rounds: int) -> Sequence[Row]:
             higher_is_better=False,
         ),
     ]
-
-
-def _start(lasting: Daemon, plain: Daemon) -> Round:
-    with Client(lasting.port) as one, Client(plain.port) as other:
-        return in_turn(
-            {
-                "lasting": partial(evaluate, lasting, one),
-                "plain": partial(evaluate, plain, other),
-            }
-        )
-
-
-def _deliver_values(ours: Daemon) -> Round:
-    measured, received = read_pages(ours, _PRINTING, _VALUES)
-    assert received >= _VALUES * _SMALLEST, "values were lost"
-    return measured
 
 
 def _restart() -> Round:

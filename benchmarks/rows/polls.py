@@ -1,6 +1,6 @@
-"""Empty polls over keep-alive connections: the daemon, a bare Site, Starlette, and nginx.
+"""Empty polls over keep-alive connections: the daemon, a bare Site, and Starlette.
 
-The bare Site and nginx serve the same bytes from memory, Starlette builds the same page.
+The bare Site serves the same bytes from memory, Starlette builds the same page.
 All of a way's connections are busy: each sends its next request when the last is answered. So the
 rate with many of them is that of a server which always has something to do.
 """
@@ -14,34 +14,20 @@ from functools import partial
 from benchmarks.client import Client
 from benchmarks.daemon import MANY_CONNECTIONS, USUAL, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave
-from benchmarks.nginx import nginx
 from benchmarks.programs.load import Target
-from benchmarks.programs.static_site import POLL
 from benchmarks.running import Server, figures, server
 
 CONNECTIONS = (1, 256)
 _REQUESTS = 2500  # at least, and two on each connection
-# Of each baseline: its name, the target, and the stretch.
-_BASELINES = {
-    "bare": ("a bare Site", 0.6, 0.9),
-    "starlette": ("Starlette", None, None),
-    "nginx": ("nginx", None, None),
-}
-_LOCATIONS = f"""\
-        location = /poll {{
-            default_type application/json;
-            return 200 '{POLL.decode()}';
-        }}
-"""
+_TARGET, _STRETCH = 0.6, 0.9  # to a bare Site
 
 
 def measure(rounds: int) -> Sequence[Row]:
-    """Return the rows. Raises CannotRun."""
+    """Return the rows."""
     with (
         daemon(more=USUAL + MANY_CONNECTIONS) as ours,
         server("static_site") as bare,
         server("starlette_site") as starlette,
-        nginx(_LOCATIONS) as static,
     ):
         path = silent_evaluation(ours)
         ways: dict[str, Callable[[], Round]] = {}
@@ -50,7 +36,6 @@ def measure(rounds: int) -> Sequence[Row]:
                 ("ours", ours, path),
                 ("bare", bare, "/poll"),
                 ("starlette", starlette, "/poll"),
-                ("nginx", static, "/poll"),
             ):
                 ways[f"{name}.{connections}"] = partial(
                     under_load, one, where, connections, max(_REQUESTS, 2 * connections)
@@ -59,9 +44,13 @@ def measure(rounds: int) -> Sequence[Row]:
     rows = []
     for connections in CONNECTIONS:
         what = f"empty polls, {connections:,} connection{'s' if connections > 1 else ''}"
-        for baseline, (name, target, stretch) in _BASELINES.items():
-            ours_, other = f"ours.{connections}", f"{baseline}.{connections}"
-            rows += load_rows(f"{what}, to {name}", samples, ours_, other, target, stretch)
+        for baseline, rate, how, target, stretch in (
+            ("bare", "rate", f"{what}, to a bare Site", _TARGET, _STRETCH),
+            ("bare", "processor_rate", "… by processor time", _TARGET, _STRETCH),
+            ("starlette", "processor_rate", "… to Starlette, by processor time", None, None),
+        ):
+            ours_, other = (samples[f"{way}.{connections}.{rate}"] for way in ("ours", baseline))
+            rows.append(Row(how, "1/s", ours_, other, target, stretch=stretch))
     return rows
 
 
@@ -80,25 +69,3 @@ def under_load(server: Server, path: str, connections: int, requests: int) -> Ro
 def spread_load(targets: Sequence[Target], connections: int, requests: int) -> Round:
     """Put a load on several at once, each connection on one of them; return the same of all."""
     return figures("load", json.dumps(targets), connections, requests)
-
-
-def load_rows(
-    what: str,
-    samples: dict[str, list[float]],
-    ours: str,
-    baseline: str,
-    target: float | None,
-    stretch: float | None = None,
-) -> list[Row]:
-    """Return the rows for two ways that were measured by `under_load`."""
-    return [
-        Row(
-            how,
-            "1/s",
-            samples[f"{ours}.{name}"],
-            samples[f"{baseline}.{name}"],
-            target,
-            stretch=stretch,
-        )
-        for name, how in (("rate", what), ("processor_rate", "… by processor time"))
-    ]

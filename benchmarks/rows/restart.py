@@ -24,7 +24,7 @@ from benchmarks import repositories
 from benchmarks.booted import PORT, Machine, installed, missing
 from benchmarks.client import evaluate, events, get
 from benchmarks.measure import CannotRun, Round, Row, interleave
-from benchmarks.visitors import LOST, Conversation, Fate, Slowly, Visitors
+from benchmarks.visitors import LOST, Conversation, Slowly, Visitors
 
 _SERVICE = "tawebeval.service"
 _AROUND = 1.0  # seconds of load before a restart and after it
@@ -69,8 +69,6 @@ def measure(rounds: int) -> Sequence[Row]:
     return [
         Row(f"{rounds} restarts under load, lost requests", "", total, None, 0.0, False),
         *(Row(f"… {kind}", "", counts) for kind, counts in lost.items() if any(counts)),
-        Row(f"… {Fate.ANSWERED.value}", "", together[f"restart.{Fate.ANSWERED.value}"]),
-        Row(f"… {Fate.CLOSED.value}", "", together[f"restart.{Fate.CLOSED.value}"]),
         Row("each: longest time to connect and be answered", "s", samples["restart.longest"]),
         Row("… `systemctl restart` takes", "s", samples["restart.took"]),
     ]
@@ -134,7 +132,6 @@ class _Load:
         return {
             "took": took,
             "longest": longest[_NEW],
-            **{fate.value: sum(fates[kind, fate] for kind in _EVERYBODY) for fate in Fate},
             **{kind: sum(fates[kind, fate] for fate in LOST) for kind in _EVERYBODY},
         }
 

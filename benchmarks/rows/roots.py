@@ -1,8 +1,7 @@
 """What the number of files in an environment costs: 10,000 beside 100.
 
 An environment is a root file system, here with a shell, two programs, and small files besides. Each
-has a daemon of its own. Time is from `POST /evaluate` to the first event. A start of the daemon
-counts until its first answer, and memory is taken after it.
+has a daemon of its own. Time is from `POST /evaluate` to the first event.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from tempfile import TemporaryDirectory
 from benchmarks.client import Client
 from benchmarks.daemon import USUAL, Daemon, daemon
 from benchmarks.measure import Row, interleave
-from benchmarks.rows.lasting import measure_restart
 from benchmarks.rows.start import WHAT, evaluate, in_turn, start_row
 from tawebeval.sandbox.bubblewrap import SHELL
 from tawebeval.sandbox.environments import LIMITER
@@ -27,7 +25,6 @@ from tawebeval.sandbox.environments import LIMITER
 _FEW, _MANY = 100, 10_000
 _IN_DIRECTORY = 100
 _TARGET = 1.1
-_MEMORY_TARGET = 1.02
 _NAME = "measured"
 _PRINTING = "/bin/echo"  # of the evaluator
 _LIBRARY = re.compile(r"(/\S+) \(")
@@ -37,9 +34,6 @@ def measure(rounds: int) -> Sequence[Row]:
     """Return the rows. Raises CannotRun."""
     with _daemons() as daemons:
         few, many = (f"{files}" for files in daemons)
-        samples = interleave(
-            rounds, {str(files): partial(measure_restart, ours) for files, ours in daemons.items()}
-        )
         with ExitStack() as stack:
             ways = {
                 str(files): partial(
@@ -50,25 +44,9 @@ def measure(rounds: int) -> Sequence[Row]:
                 )
                 for files, ours in daemons.items()
             }
-            samples |= interleave(rounds, {"start": partial(in_turn, ways)})
+            samples = interleave(rounds, {"start": partial(in_turn, ways)})
     what = f"environment of {_MANY:,} files, to {_FEW}"
-    return [
-        start_row(f"{WHAT}, {what}", samples, f"start.{many}", f"start.{few}", _TARGET),
-        *(
-            Row(
-                f"{name}, {what}",
-                unit,
-                samples[f"{many}.{key}"],
-                samples[f"{few}.{key}"],
-                target,
-                higher_is_better=False,
-            )
-            for name, unit, key, target in (
-                ("processor time of a start", "s", "time", _TARGET),
-                ("memory of the daemon", "MiB", "memory", _MEMORY_TARGET),
-            )
-        ),
-    ]
+    return [start_row(f"{WHAT}, {what}", samples, f"start.{many}", f"start.{few}", _TARGET)]
 
 
 @contextmanager

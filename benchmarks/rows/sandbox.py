@@ -1,4 +1,4 @@
-"""Starts in the sandbox, with a small and a large tree, and with many mounts; runs in it.
+"""Starts in the sandbox, with a small and a large tree, and runs in it.
 
 The evaluator begins in a tree of its own, whose size should make no difference. A run is that of a
 submission's program, by the library for evaluators. The same bwrap by hand is no baseline: it gets
@@ -15,12 +15,9 @@ from functools import partial
 from benchmarks.client import Client
 from benchmarks.daemon import LARGE, SMALL, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave, percentile
-from benchmarks.rows.start import STARTS, WHAT, evaluate, in_turn, start_row
-from benchmarks.running import figures
+from benchmarks.rows.start import WHAT, evaluate, in_turn, start_row
 
 _LARGE_TARGET = 1.2
-_MOUNTS_TARGET = 1.1
-_MOUNTS = 200
 _RUN_COUNT = 200
 _DAEMON_TARGET = 1.0  # ms
 _RUNS = f"""
@@ -47,8 +44,6 @@ def measure(rounds: int) -> Sequence[Row]:
             {
                 "start": lambda: in_turn(ways),
                 "run": lambda: time_runs(boxed, client),
-                "usual": lambda: figures("sandbox_start", STARTS),
-                "mounts": lambda: figures("sandbox_start", STARTS, _MOUNTS),
             },
         )
     small, large = f"start.{SMALL}", f"start.{LARGE}"
@@ -61,10 +56,6 @@ def measure(rounds: int) -> Sequence[Row]:
             samples["run.daemon"],
             target=_DAEMON_TARGET,
             higher_is_better=False,
-        ),
-        start_row(
-            f"a start by the starter, {_MOUNTS} more mounts on the machine, to without",
-            *(samples, "mounts.p50", "usual.p50", _MOUNTS_TARGET),
         ),
     ]
 

@@ -1,9 +1,8 @@
-"""What one evaluation with very many processes takes from others, and from the daemon.
+"""What one evaluation with very many processes takes from others.
 
 An honest evaluation needs 0.1 s of processor time in one process, from `POST /evaluate` to its
 first event. Another evaluation has 120 processes that spin, within all limits. Where evaluations
-share the processors the honest one takes about twice as long as alone. The client of `GET /health`
-has no share of the daemon's: it waits for a processor like any other process.
+share the processors the honest one takes about twice as long as alone.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from benchmarks.measure import Round, Row, interleave, percentile
 
 _SPINNING = 120
 _EVALUATIONS = 5
-_QUESTIONS = 50
-_PAUSE = 0.01  # seconds between two questions
 _TARGET = 3.0
 _MORE = f"""\
 [evaluations]
@@ -64,16 +61,6 @@ def measure(rounds: int) -> Sequence[Row]:
             _TARGET,
             higher_is_better=False,
         ),
-        *(
-            Row(
-                f"`GET /health` {beside}, to alone, p50" if percent == "p50" else f"… {percent}",
-                "ms",
-                samples[f"beside.{percent}"],
-                samples[f"alone.{percent}"],
-                higher_is_better=False,
-            )
-            for percent in ("p50", "p99")
-        ),
     ]
 
 
@@ -93,13 +80,7 @@ def _attack(ours: Daemon, client: Client) -> Iterator[None]:
 
 
 def _look(ours: Daemon, client: Client) -> Round:
-    evaluations = percentile([_evaluate(ours, client) for _ in range(_EVALUATIONS)], 50)
-    questions = [_ask(client) * 1e3 for _ in range(_QUESTIONS)]
-    return {
-        "evaluation": evaluations,
-        "p50": percentile(questions, 50),
-        "p99": percentile(questions, 99),
-    }
+    return {"evaluation": percentile([_evaluate(ours, client) for _ in range(_EVALUATIONS)], 50)}
 
 
 def _evaluate(ours: Daemon, client: Client) -> float:
@@ -110,13 +91,6 @@ def _evaluate(ours: Daemon, client: Client) -> float:
     assert page["data"][0]["payload"] == "done", page
     ours.consume(client, identifier)
     return end - begin
-
-
-def _ask(client: Client) -> float:
-    time.sleep(_PAUSE)
-    begin = time.perf_counter()
-    client.get("/health")
-    return time.perf_counter() - begin
 
 
 def _python(program: str) -> str:

@@ -77,11 +77,6 @@ def measure(rounds: int) -> Sequence[Row]:
             *(samples[way] for way in prints),
             target=_MIN_STDOUT_RATIO,
         ),
-        Row(
-            "… by processor time of the daemon",
-            "MB/s",
-            *(samples[way.replace(".rate", ".processor_rate")] for way in prints),
-        ),
     ]
 
 

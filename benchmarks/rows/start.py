@@ -30,16 +30,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from benchmarks.client import Client
-from benchmarks.daemon import SMALL, Daemon, daemon
+from benchmarks.daemon import COMMAND, SMALL, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave, percentile
-from benchmarks.programs.sandbox_start import COMMAND
 from benchmarks.running import running
 
 STARTS = 30
 WHAT = "`POST /evaluate` to the first event"
 _SETTLE = 0.05  # seconds, for the daemon to tidy up after the one before
 _SPINNING = 8
-_PERCENTILES = (50, 99)
 _SPIN = "while True: pass"
 
 
@@ -50,18 +48,9 @@ def measure(rounds: int) -> Sequence[Row]:
             "ours": partial(evaluate, ours, client),
             "spawn": _spawn,
         }
-        samples = interleave(rounds, {"start": partial(_find_percentiles, ways)})
-    what = f"{WHAT}, in the sandbox, {_SPINNING} processes spin, to `posix_spawn`, p50"
-    return [
-        Row(
-            what if percent == 50 else f"… p{percent}",
-            "ms",
-            samples[f"start.ours.{percent}"],
-            samples[f"start.spawn.{percent}"],
-            higher_is_better=False,
-        )
-        for percent in _PERCENTILES
-    ]
+        samples = interleave(rounds, {"start": partial(in_turn, ways, 2 * STARTS)})
+    what = f"{WHAT}, in the sandbox, {_SPINNING} processes spin, to `posix_spawn`"
+    return [start_row(what, samples, "start.ours", "start.spawn", None)]
 
 
 @contextmanager
@@ -81,30 +70,12 @@ def start_row(
 
 def in_turn(ways: Mapping[str, Callable[[], float]], starts: int = STARTS) -> Round:
     """Return the median of the milliseconds that a start takes in each way."""
-    times = _time_starts(ways, starts)
-    return {way: percentile(samples, 50) for way, samples in times.items()}
-
-
-def _find_percentiles(ways: Mapping[str, Callable[[], float]]) -> Round:
-    """Return percentiles of the milliseconds that a start takes in each way, as `way.percent`."""
-    times = _time_starts(ways, 2 * STARTS)
-    return {
-        f"{way}.{percent}": percentile(samples, percent)
-        for way, samples in times.items()
-        for percent in _PERCENTILES
-    }
-
-
-def _time_starts(
-    ways: Mapping[str, Callable[[], float]], starts: int
-) -> Mapping[str, Sequence[float]]:
-    """Start in each way in turn, so that all see the same of a busy machine; milliseconds."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(starts):
-        for way, start in ways.items():
+        for way, start in ways.items():  # in turn, so that all see the same of a busy machine
             time.sleep(_SETTLE)
             times[way].append(start() * 1e3)
-    return times
+    return {way: percentile(samples, 50) for way, samples in times.items()}
 
 
 def evaluate(

@@ -17,9 +17,8 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.conversations import Conversation, Conversations, identifier, read_to_the_end
-from benchmarks.daemon import MANY_CONNECTIONS, Daemon, daemon
+from benchmarks.daemon import COMMAND, MANY_CONNECTIONS, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave
-from benchmarks.programs.sandbox_start import COMMAND
 from benchmarks.running import Server
 
 CLIENTS = 64
