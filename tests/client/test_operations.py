@@ -526,6 +526,17 @@ class StepTests(SynchronousTestCase):
         _, result = play(operations.problems(self.client), *parts)
         self.assertIn("the cursor '1' comes twice in a list", str(result))
 
+    def test_entry_that_comes_in_two_parts_of_a_list_is_told_once(self) -> None:
+        entry = '{"evaluation_id":"x","state":"running","created":"2026-11-20T20:07:08Z"}'
+        parts = [json_response(f'{{"end":{end},"data":[{entry}]}}') for end in ('"1"', "null")]
+        listed = list[Any]()
+
+        async def read() -> None:
+            listed.extend([one async for one in operations.evaluations(self.client)])
+
+        steps, _ = play(read(), *parts)
+        self.assertEqual([len(steps), [one["evaluation_id"] for one in listed]], [2, ["x"]])
+
     def test_daemons_without_an_answer_are_named_at_the_end_of_a_list(self) -> None:
         away: list[str] = []
         listing = operations.evaluations(self.client, on_unreachable_daemons=away.extend)
