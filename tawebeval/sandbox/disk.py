@@ -110,14 +110,13 @@ class DiskUsage:
                 finally:
                     os.close(inner)
 
-    def add_unlinked_files(self, pid: int, directory: Path) -> None:
-        """Count the unlinked files on the disk of `directory` that a process has open.
+    def add_unlinked_files(self, pid: int, device: int, disk: tuple[int, int]) -> None:
+        """Count the unlinked files that a process has open on a device or disk (`_measure_disk`).
 
         Each of its threads may have a table of descriptors of its own, and has one although the
         first thread has ended.
         """
         with _ignore_missing():
-            device, disk = os.stat(directory).st_dev, _measure_disk(directory)
             for thread in os.listdir(f"/proc/{pid}/task"):
                 self.inspection_count += 1
                 with _ignore_missing(), os.scandir(f"/proc/{pid}/task/{thread}/fd") as descriptors:
@@ -133,12 +132,12 @@ class DiskUsage:
                                 self.add_file(status)
 
 
-def _measure_disk(path: str | Path) -> tuple[int, int]:
-    """Return the size of a file system; an overlay has that of the one with its changes.
+def _measure_disk(file: str | int) -> tuple[int, int]:
+    """Return the size of a file's file system; an overlay has that of the one with its changes.
 
     Without the number of its inodes, which XFS changes with its free blocks.
     """
-    system = os.statvfs(path)
+    system = os.statvfs(file)
     return system.f_frsize, system.f_blocks
 
 
@@ -185,8 +184,9 @@ class DiskMeter:
         top = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             usage.add_directory(top, excluded_names=self._excluded_names)
+            device, disk = os.fstat(top).st_dev, _measure_disk(top)
             for pid in self._pids():
-                usage.add_unlinked_files(pid, self._directory)
+                usage.add_unlinked_files(pid, device, disk)
         except _LimitExceeded:
             pass
         finally:
