@@ -397,7 +397,7 @@ def make_callback_queue(
     return CallbackQueue(
         find_secrets_file(settings.secrets, environment),
         sender,
-        reactor,
-        random,
-        time,
+        clock=reactor,
+        random=random,
+        time=time,
     )
