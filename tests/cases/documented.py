@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
@@ -31,6 +32,20 @@ def find_block(document: Path, language: str, words: str) -> str:
     """Return the one block of code in a language that has these words."""
     (found,) = (block for block in find_blocks(document, language) if words in block)
     return found
+
+
+def run_script(script: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """Return what a shell prints of a script of a document, which must succeed. Blocks."""
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @attrs.frozen

@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tests.cases.documented import find_block, find_blocks
+from tests.cases.documented import find_block, find_blocks, run_script
 from tests.integration.browser_case import WITHOUT, start_browser
 from tests.integration.harness import COMMAND, RepositoryTestCase, until
 from tests.integration.ports import free_port, listens
@@ -47,7 +47,7 @@ class SiteTests(RepositoryTestCase):
         }
         export, *setup, serve = find_block(PAGE, "sh", "mkdir site").splitlines()
         self.assertEqual((export, serve), (EXPORT, SERVE))
-        await self.run_script("\n".join(setup), self.folder)
+        await deferToThread(run_script, "\n".join(setup), self.folder, self.environment)
         self.site = self.folder / "site"
         for path in (self.site, *self.site.rglob("*")):
             give(path)
@@ -75,18 +75,6 @@ class SiteTests(RepositoryTestCase):
     def replace_urls(self, script: str) -> str:
         return script.replace(SERVER, self.daemon.url).replace(SITE, self.url)
 
-    async def run_script(self, script: str, folder: Path) -> str:
-        done = await deferToThread(
-            subprocess.run,
-            ["bash", "-ec", script],
-            cwd=folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-        )
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        return str(done.stdout)
-
     async def test_browser_follows_and_gets_the_result_of_the_callback(self) -> None:
         if WITHOUT:
             raise SkipTest(WITHOUT)
@@ -101,7 +89,8 @@ class SiteTests(RepositoryTestCase):
 
     async def test_forged_callback_is_refused(self) -> None:
         command, answer = find_block(PAGE, "console", "curl").splitlines()
-        printed = await self.run_script(self.replace_urls(command.removeprefix("$ ")), self.site)
+        script = self.replace_urls(command.removeprefix("$ "))
+        printed = await deferToThread(run_script, script, self.site, self.environment)
         self.assertEqual(printed, f"{answer}\n")
         self.assertNotIn("Traceback", (self.folder / "errors").read_text())
 

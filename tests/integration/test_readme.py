@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from tests.cases.documented import find_block
+from tests.cases.documented import find_block, run_script
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.harness import COMMAND
 from tests.integration.ports import free_port
@@ -56,17 +55,8 @@ class ReadmeTests(TestCase):
         places = {
             f"{name.upper()}_DIRECTORY": f"{self.folder}/{name}" for name in ("state", "cache")
         }
-        done = await deferToThread(
-            subprocess.run,
-            ["bash", "-e", "-c", script],
-            cwd=self.checkout,
-            env={**os.environ, **places},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        return str(done.stdout)
+        environment = {**os.environ, **places}
+        return str(await deferToThread(run_script, script, self.checkout, environment))
 
     async def test_try_prints_the_lines_of_the_example(self) -> None:
         lines = block("console", "tawebeval try")
