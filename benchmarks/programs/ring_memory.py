@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tawebeval.core.events import EventRing
 from tawebeval.core.segi import Markers, SegiParser
-from tawebeval.daemon.tap import keep_freed_memory
+from tawebeval.daemon.process import keep_freed_memory
 
 _EVENTS = 1_000_000
 _LINE = b"123456789\n"

@@ -25,7 +25,7 @@ from tawebeval.core.events import (
     EventMemory,
 )
 from tawebeval.core.segi import Markers
-from tawebeval.daemon.tap import keep_freed_memory
+from tawebeval.daemon.process import keep_freed_memory
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 
 _READ = 64 * 1024

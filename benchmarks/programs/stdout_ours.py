@@ -19,7 +19,7 @@ from tawebeval.core.events import (
 )
 from tawebeval.core.form import EvaluationRequest, Repository, pack_request
 from tawebeval.core.segi import Markers
-from tawebeval.daemon.tap import keep_freed_memory
+from tawebeval.daemon.process import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.eventlog import (

@@ -35,6 +35,7 @@ from tawebeval.archive.files import (
     write_evaluation,
 )
 from tawebeval.config import MIB, ArchiveSettings
+from tawebeval.core.evaluations import StoredEvaluation
 from tawebeval.core.events import (
     EMPTY_BATCH,
     LOST_EVENT,
@@ -88,14 +89,6 @@ class ArchiveRows(Protocol):
 
     def flush(self) -> Awaitable[None]:
         """Return when all changes until now are committed."""
-
-
-@attrs.frozen
-class StoredEvaluation:
-    """What the row of an archived evaluation has: bytes on the disk, and number of events."""
-
-    file_bytes: int
-    event_count: int
 
 
 @attrs.frozen

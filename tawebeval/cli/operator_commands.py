@@ -191,7 +191,7 @@ def check(config: Path | None) -> None:
       2    the configuration has a mistake
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what the daemon is made of.
-    from tawebeval.daemon.reload import check_configuration
+    from tawebeval.daemon.configuration import check_configuration
 
     try:
         check_configuration(config)
@@ -307,8 +307,7 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
     """  # noqa: D301
     # Imported late: they import much of the daemon.
     from tawebeval.config import parse_configuration
-    from tawebeval.daemon.reload import read_configuration
-    from tawebeval.daemon.startup import locate_directories
+    from tawebeval.daemon.configuration import locate_directories, read_configuration
     from tawebeval.linux.filetree import describe_disk_error
     from tawebeval.linux.privileges import become_user, drop_privileges, get_user_name
     from tawebeval.sandbox.environments import import_root, locate_store

@@ -49,9 +49,8 @@ from tawebeval.core.form import (
     parse_limits,
     parse_submission_file,
 )
-from tawebeval.daemon.reload import read_configuration
-from tawebeval.daemon.startup import check_visible_paths
-from tawebeval.daemon.tap import reset_inherited_signals, use_monotonic_clock
+from tawebeval.daemon.configuration import check_visible_paths, read_configuration
+from tawebeval.daemon.process import reset_inherited_signals, use_monotonic_clock
 from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share

@@ -194,6 +194,14 @@ class Checkout:
     release: Callable[[], None] = attrs.field(eq=False)
 
 
+@attrs.frozen
+class StoredEvaluation:
+    """What the row of an archived evaluation has: bytes on the disk, and number of events."""
+
+    file_bytes: int
+    event_count: int
+
+
 LONG_DURATION_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Bounds of a histogram, in seconds, for stages that may take minutes: queue, fetch, run."""
 

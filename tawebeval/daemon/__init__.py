@@ -4,6 +4,8 @@
 process, reads the configuration, opens the directories and calls `assembly.build_daemon`, which
 builds all parts and returns a `Daemon`, the parent of all services.
 
+- `configuration`: reads the file, and checks the paths that it names; `process`: reactor, clock,
+  signals, allocator. `tawebeval try` uses both.
 - `startup`: state and cache directories, the starter of evaluators; `StartupChecks` starts first
   and stops last.
 - `reload`: `ReloadService` reads all `ReloadableFiles` again on SIGHUP; `SystemdNotifier` and

@@ -26,19 +26,21 @@ from twisted.internet.endpoints import serverFromString
 from tawebeval.config import Configuration
 from tawebeval.core.hosts import CLIENT_HEADER, TrustedProxies
 from tawebeval.daemon.assembly import explain_wrong_endpoint
+from tawebeval.daemon.configuration import (
+    check_visible_paths,
+    locate_directories,
+    read_configuration,
+)
 from tawebeval.daemon.metrics import probe_disk_write
-from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.startup import (
     CACHE_DIRECTORY_ENTRIES,
     STARTER_SOCKET_VARIABLE,
     STATE_DIRECTORY_ENTRIES,
     check_key_file,
-    check_visible_paths,
     describe_starter_limits,
     find_existing_ancestor,
     find_exposed_endpoints,
     locate_archive,
-    locate_directories,
     open_starter,
 )
 from tawebeval.errors import ConfigurationError, SetupProblem, format_size

@@ -11,7 +11,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,15 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from tawebeval.config import (
-    MAX_STATEMENT_BYTES,
     Configuration,
     Section,
-    add_problems,
     check_problems,
-    parse_configuration,
 )
-from tawebeval.daemon.startup import check_visible_paths
-from tawebeval.errors import ConfigurationError, format_size
+from tawebeval.daemon.configuration import check_visible_paths, read_configuration
+from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.run import KILL_GRACE
-from tawebeval.linux.filetree import open_regular_file
-from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner, parse_text_file
+from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner
 from tawebeval.slurm.job import MAX_KILL_SECONDS
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
@@ -181,55 +176,6 @@ class ReloadableConfiguration:
             f"{setting}: changed; takes effect after a restart"
             for setting in find_changed_settings(before, wanted)
         ]
-
-
-def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configuration:
-    """Read the configuration at `path`; without a path return the defaults. Blocks.
-
-    `listen` replaces its endpoints unless it is empty. The file of `evaluations.problems` adds
-    problems; the texts of statements replace their paths. Raises: ConfigurationError.
-    """
-    configuration = Configuration() if path is None else parse_text_file(path, parse_configuration)
-    if configuration.evaluations.problems:
-        problems = Path(configuration.evaluations.problems)
-        configuration = parse_text_file(problems, partial(add_problems, configuration))
-    configuration = _read_statements(configuration)
-    return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
-
-
-def check_configuration(path: Path | None) -> None:
-    """Check the configuration at `path`, as a start would. Blocks. Raises: ConfigurationError.
-
-    Not the secret files that it names: systemd closes those of LoadCredential= to a reload.
-    """
-    check_visible_paths(read_configuration(path), path, os.environ)
-
-
-def _read_statements(configuration: Configuration) -> Configuration:
-    """Replace the paths of statements by their texts. Blocks. Raises: ConfigurationError."""
-    problems = {
-        name: msgspec.structs.replace(problem, statement=_read_statement(name, problem.statement))
-        if problem.statement
-        else problem
-        for name, problem in configuration.problems.items()
-    }
-    return msgspec.structs.replace(configuration, problems=problems)
-
-
-def _read_statement(name: str, path: str) -> str:
-    setting = f"problems.{name}.statement: {path}"
-    try:
-        with open_regular_file(Path(path).resolve()) as file:
-            content = file.read(MAX_STATEMENT_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{setting}: cannot read the file: {error.strerror}") from None
-    if len(content) > MAX_STATEMENT_BYTES:
-        limit = format_size(MAX_STATEMENT_BYTES)
-        raise ConfigurationError(f"{setting}: the file is over {limit}; shorten the statement")
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{setting}: the file is not UTF-8") from None
 
 
 def find_changed_settings(old: Section, new: Section, path_prefix: str = "") -> Iterator[str]:

@@ -34,12 +34,12 @@ from twisted.logger import Logger
 
 from tawebeval.config import ArchiveSettings, Configuration
 from tawebeval.core.evaluations import SECRET_KEY_BYTES
+from tawebeval.daemon.configuration import locate_directories
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.starting import LeftEvaluations
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.git.command import check_git_version
-from tawebeval.git.remotes import KERNEL_DIRECTORIES
 from tawebeval.linux.cgroups import (
     CgroupManager,
     describe_missing_limits,
@@ -54,15 +54,11 @@ from tawebeval.linux.filetree import (
     replace_private_file,
     sync_file_system,
 )
-from tawebeval.linux.privileges import check_owner, get_home
+from tawebeval.linux.privileges import check_owner
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY, assess_starter_limits, check_hard_limits
 from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import remove_shell_copies, write_sandbox_files
-from tawebeval.sandbox.environments import (
-    find_environment_root_problem,
-    locate_store,
-)
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems
 from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.web.auth import (
@@ -194,14 +190,6 @@ def open_directories(
         ) from None
 
 
-def locate_directories(environment: Mapping[str, str]) -> tuple[Path, Path]:
-    """Return the paths of the state and the cache directory."""
-    return (
-        _locate_directory(environment, "STATE_DIRECTORY", "XDG_STATE_HOME", ".local/state"),
-        _locate_directory(environment, "CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache"),
-    )
-
-
 def locate_archive(settings: ArchiveSettings, state: Path) -> Path:
     """Return the directory of the archive."""
     return Path(settings.directory) if settings.directory else state / "archive"
@@ -215,16 +203,6 @@ def find_existing_ancestor(path: Path) -> Path:
 def derive_daemon_label(state: Path) -> str:
     """Return the label of a daemon: 12 hexadecimal digits from its state directory."""
     return hashlib.sha256(bytes(state.resolve())).hexdigest()[:12]
-
-
-def _locate_directory(environment: Mapping[str, str], given: str, xdg: str, default: str) -> Path:
-    if environment.get(given):
-        # systemd may name several; the first belongs to the service.
-        return Path(environment[given].split(":")[0])
-    base = environment.get(xdg) or os.path.join(
-        environment.get("HOME") or get_home(os.geteuid()), default
-    )
-    return Path(base, "tawebeval")
 
 
 def _lock_directory(directory: Path) -> IO[str]:
@@ -462,78 +440,3 @@ def find_exposed_endpoints(configuration: Configuration) -> Iterator[SetupProble
             " programs here",
             "run `tawebeval token new NAME`, and set callers.tokens",
         )
-
-
-def check_visible_paths(
-    configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
-) -> None:
-    """Check that evaluators can run in all environments and see no private path. Blocks.
-
-    `file` is the configuration file, `environment` that of the daemon. Without a sandbox nothing is
-    checked. Raises: ConfigurationError, for a path of `sandbox.readable` or a root that equals,
-    contains or is inside a path of the daemon or the kernel.
-    """
-    sandbox = configuration.sandbox
-    if sandbox.kind == "none":
-        return
-    private = _list_private_places(configuration, file, environment)
-    for index, path in enumerate(sandbox.readable):
-        remedy = "list only what evaluators need"
-        _check_place(f"sandbox.readable[{index}]", path, private, remedy)
-    stores = _list_spellings(locate_store(locate_directories(environment)[0]))
-    remedy = "name the root that `tawebeval environment import` made, or one with nothing else"
-    for name, settings in configuration.environments.items():
-        setting = f"environments.{name}.root"
-        _check_place(setting, settings.root, private, remedy, stores)
-        problem = find_environment_root_problem(Path(settings.root), sandbox.readable)
-        if problem is not None:
-            raise ConfigurationError(f"{setting}: {problem[0]}", problem.remedy)
-
-
-def _check_place(
-    setting: str,
-    path: str,
-    private: Sequence[tuple[str, Path]],
-    remedy: str,
-    stores: Collection[Path] = (),
-) -> None:
-    """Raise ConfigurationError if `path` equals, contains or is inside a private place.
-
-    A directory of one of `stores` may be inside.
-    """
-    for place in _list_spellings(path):
-        for what, other in private:
-            is_inside = place.is_relative_to(other) and place.parent not in stores
-            if is_inside or other.is_relative_to(place):
-                said = f"{setting}: {path} would show evaluators {what} ({other})"
-                raise ConfigurationError(said, remedy)
-
-
-def _list_private_places(
-    configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
-) -> Sequence[tuple[str, Path]]:
-    """Return a description and the path of each private file or directory."""
-    state, cache = locate_directories(environment)
-    handed_over = environment.get("CREDENTIALS_DIRECTORY", "")
-    paths = (
-        ("the state directory", state),
-        ("the cache directory", cache),
-        ("the archive", configuration.archive.enabled and configuration.archive.directory),
-        ("the configuration", file),
-        ("the tokens", configuration.callers.tokens),
-        ("the metrics' tokens", configuration.metrics.tokens),
-        ("the secrets of callbacks", configuration.callbacks.secrets),
-        ("systemd's credentials", handed_over),
-        *(
-            ("a credential", name and Path(handed_over, name))
-            for entry in configuration.repositories.credentials
-            for name in (entry.password_file, entry.key_file)
-        ),
-        *(("the kernel's files of processes and devices", path) for path in KERNEL_DIRECTORIES),
-    )
-    return [(what, place) for what, path in paths if path for place in _list_spellings(path)]
-
-
-def _list_spellings(path: str | Path) -> set[Path]:
-    """Return the absolute path as written, and the path with symbolic links resolved."""
-    return {Path(os.path.abspath(path)), Path(os.path.realpath(path))}

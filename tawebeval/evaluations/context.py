@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import Configuration
 from tawebeval.core.evaluations import Checkout, EvaluationCounters
 from tawebeval.core.events import EventMemory
@@ -25,6 +24,9 @@ from tawebeval.evaluations.eventlog import EventFiles, make_load_slots
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
+
+if TYPE_CHECKING:
+    from tawebeval.archive.archive import EvaluationArchive  # zstandard is large for `try`
 
 
 def make_unread_events_share(max_bytes: int) -> Share:

@@ -14,9 +14,9 @@ from twisted.internet.defer import gatherResults
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive, StoredEvaluation
+from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive
 from tawebeval.archive.files import KeptSubmission
-from tawebeval.core.evaluations import EvaluationState, IdentifierIssuer
+from tawebeval.core.evaluations import EvaluationState, IdentifierIssuer, StoredEvaluation
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.shares import RetrySchedule, Share
 from tawebeval.core.tokens import ANONYMOUS_CALLER

@@ -36,9 +36,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from tawebeval.archive.archive import StoredEvaluation
 from tawebeval.config import LimitSettings
-from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry
+from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry, StoredEvaluation
 from tawebeval.core.form import EvaluationRequest, pack_request, unpack_request
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.tokens import ANONYMOUS_CALLER

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -21,8 +21,10 @@ from twisted.internet.task import LoopingCall
 from tawebeval.core.evaluations import Commit, Submodule
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.git.command import GitResult
 from tawebeval.linux.filetree import remove_tree
+
+if TYPE_CHECKING:
+    from tawebeval.git.command import GitResult  # needs TLS, which `try` does without
 
 _LINE_KEPT = 1024  # bytes of a line that does not end
 _FOUND = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40})\n")

@@ -35,6 +35,7 @@ from tawebeval.core.hosts import (
     resolve_git_remote,
 )
 from tawebeval.errors import ConfigurationError, EvaluationFailure, ForbiddenHost, format_size
+from tawebeval.linux.filetree import KERNEL_DIRECTORIES
 from tawebeval.linux.privileges import (
     ReloadableFiles,
     parse_text_file,
@@ -48,8 +49,6 @@ MAX_PASSWORD_SIZE = 2048
 _WHOLE_LINE = re.compile(r"[^\x00-\x1f\x7f]+")
 
 _SETTING = "repositories.credentials"
-# These lead to files that a process of the daemon has open.
-KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
 _PREFIX = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://[^/]*/|[^/]*:|/?)(.*)", re.DOTALL)
 
 

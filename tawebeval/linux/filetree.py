@@ -28,6 +28,9 @@ _COMPLAINT = 8 * 1024  # bytes: more than a line with a path
 DISK_FULL_REMEDY = "free some disk space"
 """The remedy for a full disk."""
 
+KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
+"""Directories whose files lead to what the daemon has open, so strangers may name none of them."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -24,10 +24,10 @@ from tawebeval.archive.archive import (
     ArchivedEvents,
     EndedEvaluation,
     EvaluationArchive,
-    StoredEvaluation,
 )
 from tawebeval.archive.files import extract_submission
 from tawebeval.config import ArchiveSettings
+from tawebeval.core.evaluations import StoredEvaluation
 from tawebeval.core.events import (
     LOST_EVENT,
     EventRing,

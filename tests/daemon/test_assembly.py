@@ -49,12 +49,12 @@ from tawebeval.daemon.assembly import (
     make_listener,
     make_periodic_timer,
 )
+from tawebeval.daemon.configuration import read_configuration
 from tawebeval.daemon.logging import LogWriter, format_text
 from tawebeval.daemon.reload import (
     ConfigurationFile,
     ReloadService,
     compute_stop_timeout,
-    read_configuration,
 )
 from tawebeval.daemon.startup import DaemonDirectories, open_directories
 from tawebeval.deferreds import WorkerThreads

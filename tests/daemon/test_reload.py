@@ -24,13 +24,13 @@ from tawebeval.config import (
     ServiceSettings,
 )
 from tawebeval.core.form import LIMIT_UNITS
+from tawebeval.daemon.configuration import read_configuration
 from tawebeval.daemon.reload import (
     ConfigurationFile,
     ReloadableConfiguration,
     ReloadService,
     find_changed_settings,
     merge_reloadable_settings,
-    read_configuration,
 )
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner

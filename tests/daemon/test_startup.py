@@ -22,7 +22,8 @@ from tawebeval.config import (
     SandboxSettings,
 )
 from tawebeval.daemon import startup as module
-from tawebeval.daemon.startup import StartupChecks, check_visible_paths
+from tawebeval.daemon.configuration import check_visible_paths
+from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.starting import LeftEvaluations
 from tawebeval.evaluations.store import EvaluationDetails, RunRow

@@ -11,11 +11,8 @@ from types import SimpleNamespace
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.startup import (
-    DaemonDirectories,
-    locate_directories,
-    open_directories,
-)
+from tawebeval.daemon.configuration import locate_directories
+from tawebeval.daemon.startup import DaemonDirectories, open_directories
 from tawebeval.errors import ConfigurationError
 from tests.fakes.world import straw
 

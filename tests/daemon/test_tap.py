@@ -20,7 +20,8 @@ from zope.interface.verify import verifyObject
 from tawebeval import __version__
 from tawebeval.config import Configuration
 from tawebeval.daemon import assembly, tap
-from tawebeval.daemon.reload import ReloadService, read_configuration
+from tawebeval.daemon.configuration import read_configuration
+from tawebeval.daemon.reload import ReloadService
 from tawebeval.daemon.tap import Options, makeService
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
@@ -201,7 +202,7 @@ class MakeServiceTests(SynchronousTestCase):
 
 WITHOUT_WATCHES = """
 import errno, select
-from tawebeval.daemon.tap import install_reactor
+from tawebeval.daemon.process import install_reactor
 
 class FullEpoll:
     def __enter__(self):

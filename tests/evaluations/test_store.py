@@ -31,9 +31,14 @@ from twisted.internet.task import Clock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.archive.archive import StoredEvaluation
 from tawebeval.config import LimitSettings
-from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry, Submodule
+from tawebeval.core.evaluations import (
+    Commit,
+    EvaluationState,
+    ListEntry,
+    StoredEvaluation,
+    Submodule,
+)
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
 from tawebeval.evaluations import store as store_module

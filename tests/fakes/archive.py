@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from tawebeval.archive.archive import EndedEvaluation, StoredEvaluation
+from tawebeval.archive.archive import EndedEvaluation
+from tawebeval.core.evaluations import StoredEvaluation
 from tests.fakes.gates import Gate
 
 

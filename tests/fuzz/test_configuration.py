@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration
-from tawebeval.daemon.reload import read_configuration
+from tawebeval.daemon.configuration import read_configuration
 from tawebeval.errors import ConfigurationError
 from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings
 from tests.cases.strategies import mutated

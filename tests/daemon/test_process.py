@@ -1,4 +1,4 @@
-"""`daemon.tap`: allocator, garbage collector, clock and signals."""
+"""`daemon.process`: allocator, garbage collector, clock and signals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.daemon.assembly import ShutdownSignals
-from tawebeval.daemon.tap import (
+from tawebeval.daemon.process import (
     freeze_objects,
     ignore_signals,
     keep_freed_memory,
