@@ -36,7 +36,6 @@ from tests.cases.strategies import (
     Chunk,
     ErrorEvent,
     Event,
-    Stream,
     any_bytes,
     chunkings,
     classify,
@@ -44,7 +43,6 @@ from tests.cases.strategies import (
     join_text,
     parse,
     stdouts,
-    streams,
     texts,
 )
 
@@ -568,18 +566,11 @@ def parse_reads(stdout: bytes, reads: set[int], flushes: set[int]) -> list[str |
     )
 
 
-outputs = st.one_of(any_bytes, stdouts, streams().map(lambda stream: stream.stdout))
+outputs = st.one_of(any_bytes, stdouts)
 places = st.sets(st.integers(1, 80), max_size=8)
 
 
 class PropertyTests(SynchronousTestCase):
-    @given(streams(), chunkings, st.integers(0, 3))
-    def test_text_blocks_and_errors_come_out_as_they_were_put_together_however_cut(
-        self, stream: Stream, chunking: list[Chunk], late: int
-    ) -> None:
-        events = parse(stream.stdout, chunking, late=late)
-        assert join_text(classify(events)) == stream.events
-
     @given(stdouts, chunkings, st.integers(0, 3))
     def test_whatever_is_printed_means_what_the_contract_says_however_it_is_cut(
         self, stdout: bytes, chunking: list[Chunk], late: int

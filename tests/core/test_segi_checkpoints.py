@@ -24,7 +24,6 @@ from tests.cases.strategies import (
     decode,
     join_text,
     stdouts,
-    streams,
 )
 
 MAX_STATE = 1024
@@ -43,7 +42,6 @@ calls = st.lists(
 outputs = st.lists(
     st.one_of(
         stdouts,
-        streams().map(lambda stream: stream.stdout),
         st.integers(0, 9).map(lambda n: b'\n~DB\n{"type":"score","score":%d}\n' % n),
         st.sampled_from(
             [
