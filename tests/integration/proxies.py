@@ -245,15 +245,11 @@ class Caddy(Proxy):
         return ["run", "--config", self.file, "--adapter", "caddyfile"]
 
 
-def settings(
-    base_path: str = "",
-    trusted: str = "127.0.0.1",
-) -> str:
-    """Return the configuration of a daemon behind a proxy."""
+def settings(base_path: str = "") -> str:
+    """Return the configuration of a daemon behind a proxy, which connects by TCP or a socket."""
     return (
         f"{CONFIGURATION}\n[http]\nbase_path = '{base_path}'\n"
-        f"trusted_proxies = ['{trusted}']\n"
-        f"[log]\nformat = 'json'\naccess = true\n"
+        "trusted_proxies = ['127.0.0.1', 'unix']\n[log]\nformat = 'json'\naccess = true\n"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import Any, ClassVar
+from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
@@ -33,17 +33,28 @@ MIB = 2**20
 
 
 class ProxyTestCase(DaemonTestCase):
-    """One proxy for each test.
+    """One daemon, which listens on TCP and on a UNIX socket, and one proxy after another before it.
 
-    `plain` asks it over HTTP, `secure` over TLS, and `client` asks the daemon itself.
+    `plain` asks the proxy over HTTP, `secure` over TLS, and `client` asks the daemon itself.
     """
 
-    proxy_type: ClassVar[type[Proxy]]
-    below: ClassVar[bool] = False
+    skip = lacking(Nginx) or lacking(HAProxy) or lacking(Caddy)
+    configuration = settings()
+    daemon_name = "a"  # HAProxy before several daemons finds evaluations by it
+    proxy: Proxy
 
-    async def setUp(self) -> None:
-        await super().setUp()
-        self.proxy = self.proxy_type(self.upstream(), self.below)
+    @property
+    def unix_upstream(self) -> str:
+        return f"unix:{self.daemon.folder}/socket"
+
+    def options(self) -> tuple[str, ...]:
+        return ("--listen", f"{self.unix_upstream}:mode=660")
+
+    async def put_before(
+        self, proxy_type: type[Proxy], upstream: str = "", below: bool = False
+    ) -> None:
+        """Put a proxy before the daemon, in place of the one before."""
+        self.proxy = proxy_type(upstream or f"127.0.0.1:{self.daemon.port}", below)
         self.addCleanup(self.proxy.remove)
         self.proxy.start()
         await self.proxy.ready()
@@ -56,15 +67,8 @@ class ProxyTestCase(DaemonTestCase):
             client.evaluations = self.client.evaluations
             self.addCleanup(client.close)
 
-    @property
-    def base_path(self) -> str:
-        return BELOW if self.below else ""
-
     async def begin_by(self, client: Client, command: str) -> str:
         return await client.evaluate(self.repository.url, self.commit, command)
-
-    def upstream(self) -> str:
-        return f"127.0.0.1:{self.daemon.port}"
 
     def socket(self, client: Client, identifier: str) -> tuple[SocketReader, Deferred[Any]]:
         """Return what reads a WebSocket, and what fires when that is connected."""
@@ -73,14 +77,8 @@ class ProxyTestCase(DaemonTestCase):
         endpoint = WebSocketClientEndpoint.new(reactor, url, self.trust)
         return reader, Deferred.fromCoroutine(endpoint.connect(reader))
 
-
-def asking(path: str, accept: str) -> bytes:
-    """Return a request for a stream."""
-    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n".encode()
-
-
-class FollowingTests:
-    async def test_each_event_passes_before_the_next_is_printed(self: Any) -> None:
+    async def check_following(self) -> None:
+        """Hold that each event passes before the next one is printed."""
         for client in self.clients:
             identifier = await self.begin_by(client, WAITING)
             path = f"/evaluation/{identifier}/events"
@@ -103,35 +101,35 @@ class FollowingTests:
             for name, pieces in received.items():
                 self.assertIn('"reason":"cancelled"', str(pieces), name)
 
-
-class StreamTests(FollowingTests):
-    async def test_daemon_learns_that_quiet_readers_have_left(self: Any) -> None:
+    async def check_leaving(self) -> None:
+        """Hold that the daemon learns that quiet readers have left."""
         identifier = await self.begin_by(self.plain, WAITING)
-        path = f"{self.base_path}/evaluation/{identifier}/events"
+        path = f"/evaluation/{identifier}/events"
+        head = "GET {} HTTP/1.1\r\nHost: localhost\r\nAccept: {}\r\n\r\n"
         connections = [Connection(self.proxy.port) for _ in range(2)]
         for connection, accept in zip(
             connections, ("text/event-stream", "application/jsonl"), strict=True
         ):
-            connection.send(asking(path, accept))
+            connection.send(head.format(path, accept).encode())
             connection.read_until(b'"one"')
         self.assertEqual(answered(self.daemon, identifier), [])
         for connection in connections:
             connection.close()
         await until(lambda: len(answered(self.daemon, identifier)) == 2, "both streams end")
 
-
-class AddressTests:
-    async def test_log_has_the_address_of_the_client_whatever_it_claims(self: Any) -> None:
+    async def check_address(self) -> None:
+        """Hold that the log has the address of the client, whatever it claims."""
         for source, client in {
             "127.0.0.2": Client(self.proxy.url, source="127.0.0.2"),
             "127.0.0.3": Client(self.proxy.tls_url, trust=self.trust, source="127.0.0.3"),
         }.items():
+            path = f"/{source}/{self.proxy.port}"
             async with client:
                 claims = {"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"}
-                await client.get(f"/{source}", headers=claims)
-            self.assertEqual(await self.logged(f"/{source}"), [source])
+                await client.get(path, headers=claims)
+            self.assertEqual(await self.logged(path), [source])
 
-    async def logged(self: Any, path: str) -> list[str]:
+    async def logged(self, path: str) -> list[str]:
         def lines() -> list[str]:
             found = (json.loads(line) for line in self.daemon.lines)
             return [line["client"] for line in found if line.get("path") == path]
@@ -139,22 +137,8 @@ class AddressTests:
         found: list[str] = await until(lines, "it is in the log")
         return found
 
-
-class PathTests:
-    async def test_links_lead_back_through_the_proxy(self: Any) -> None:
-        base = BELOW if self.below else ""
-        answer = await self.plain.post(self.repository.url, self.commit, WAITING)
-        location = answer.header("Location")
-        self.assertEqual(location, f"{base}/evaluation/{answer.json['evaluation_id']}")
-        page = await self.plain.get(f"{location.removeprefix(base)}/events?wait=10")
-        link = page.header("Link").partition("<")[2].partition(">")[0]
-        self.assertTrue(link.startswith(f"{location}/events?after="), link)
-        following = await self.plain.get(link.removeprefix(base))
-        self.assertEqual(following.json["begin"], page.json["end"])
-
-
-class SurfaceTests(AddressTests, PathTests):
-    async def test_errors_and_preflights_pass_unchanged(self: Any) -> None:
+    async def check_errors(self) -> None:
+        """Hold that errors and preflights pass unchanged."""
         for client in self.clients:
             for method, path, code in (
                 ("GET", "/nowhere", 404),
@@ -171,7 +155,8 @@ class SurfaceTests(AddressTests, PathTests):
         answer = await self.plain.get("//evaluation//x")
         self.assertIn("no such evaluation", answer.problem(404)["detail"])
 
-    async def test_large_form_passes_while_it_is_sent(self: Any) -> None:
+    async def check_large_form(self) -> None:
+        """Hold that a large form passes while it is sent."""
         content = bytes(range(256)) * (12 * MIB // 256)
         fields = {
             "repository[url]": self.repository.url,
@@ -181,7 +166,7 @@ class SurfaceTests(AddressTests, PathTests):
         parts = [part(name, value.encode()) for name, value in fields.items()]
         body = body_of([*parts, part("submission[source]", content, "solution.bin")])
         with Connection(self.proxy.port) as connection:
-            connection.send(head_of(len(body), target=f"{self.base_path}/evaluate"))
+            connection.send(head_of(len(body), target="/evaluate"))
             half = len(body) // 2
             connection.send(body[:half])
             await until(lambda: self.arrived() > half - MIB, "half of it is there")
@@ -193,18 +178,20 @@ class SurfaceTests(AddressTests, PathTests):
         printed = text(await self.plain.follow(identifier))
         self.assertEqual(printed, f"solution.bin\n{sha256(content).hexdigest()}  -\n")
 
-    def arrived(self: Any) -> int:
+    def arrived(self) -> int:
         """Return how many bytes of forms are on the daemon's disk."""
         files = (self.daemon.state / "uploads").rglob("*")
         return sum(path.stat().st_size for path in files if path.is_file())
 
-    async def test_form_over_the_limit_is_refused_before_its_end(self: Any) -> None:
+    async def check_too_large_form(self) -> None:
+        """Hold that a form over the limit is refused before its end."""
         with Connection(self.proxy.port) as connection:
-            connection.send(head_of(200 * MIB, target=f"{self.base_path}/evaluate"))
+            connection.send(head_of(200 * MIB, target="/evaluate"))
             connection.send_until_answered(b"x" * (100 * MIB))
             self.assertEqual(connection.answer().problem(413)["limit"], 64 * MIB)
 
-    async def test_stopped_daemon_is_answered_with_a_503_document(self: Any) -> None:
+    async def check_stopped_daemon(self) -> None:
+        """Hold that the proxy answers for a stopped daemon by a document."""
         await self.daemon.kill()
         for client in self.clients:
             answer = await client.get("/health")
@@ -215,9 +202,8 @@ class SurfaceTests(AddressTests, PathTests):
         for client in self.clients:
             self.assertEqual((await client.get("/health")).code, 200)
 
-
-class BrokenHeadTests:
-    async def test_broken_heads_are_answered_with_problems(self: Any) -> None:
+    async def check_broken_heads(self) -> None:
+        """Hold that broken heads are answered with problems."""
         rest = b" HTTP/1.1\r\nHost: localhost\r\n"
         long = b"x" * 40_000
         for request, codes in (
@@ -234,30 +220,74 @@ class BrokenHeadTests:
             self.assertIn(answer.code, codes, request[:80])
             answer.problem(answer.code)
 
-    async def test_plain_http_to_the_tls_port_is_answered_with_a_problem(self: Any) -> None:
+    async def check_links(self) -> None:
+        """Hold that links lead back through the proxy."""
+        answer = await self.plain.post(self.repository.url, self.commit, WAITING)
+        location = answer.header("Location")
+        self.assertEqual(location, f"{BELOW}/evaluation/{answer.json['evaluation_id']}")
+        page = await self.plain.get(f"{location.removeprefix(BELOW)}/events?wait=10")
+        link = page.header("Link").partition("<")[2].partition(">")[0]
+        self.assertTrue(link.startswith(f"{location}/events?after="), link)
+        following = await self.plain.get(link.removeprefix(BELOW))
+        self.assertEqual(following.json["begin"], page.json["end"])
+
+
+class ProxyTests(ProxyTestCase):
+    async def check_all(self, proxy_type: type[Proxy]) -> None:
+        await self.put_before(proxy_type)
+        await self.check_following()
+        await self.check_leaving()
+        await self.check_address()
+        await self.check_errors()
+        await self.check_large_form()
+        await self.check_too_large_form()
+        await self.check_stopped_daemon()
+
+    async def test_nginx_passes_streams_forms_and_errors(self) -> None:
+        await self.check_all(Nginx)
+        await self.check_broken_heads()
         with Connection(self.proxy.tls_port) as connection:
             connection.ask(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").problem(400)
 
+    async def test_nginx_reaches_the_daemon_by_a_unix_socket(self) -> None:
+        await self.put_before(Nginx, self.unix_upstream)
+        await self.check_following()
+        await self.check_address()
 
-class NginxTests(StreamTests, SurfaceTests, BrokenHeadTests, ProxyTestCase):
-    skip = lacking(Nginx)
-    proxy_type = Nginx
-    configuration = settings()
+    async def test_haproxy_passes_streams_forms_and_errors(self) -> None:
+        await self.check_all(HAProxy)
+
+    async def test_haproxy_before_several_daemons_passes_streams(self) -> None:
+        # All are the same one here; `test_several` has three.
+        await self.put_before(HAProxyBeforeSeveral, " ".join([f"127.0.0.1:{self.daemon.port}"] * 3))
+        await self.check_following()
+        await self.check_address()
+
+    async def test_caddy_passes_streams_forms_and_errors_and_announces_no_http3(self) -> None:
+        await self.check_all(Caddy)
+        self.assertIsNone((await self.secure.get("/health")).header("Alt-Svc"))
+        with Connection(self.proxy.port) as connection:
+            head = f"GET /{'x' * 40_000} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            connection.ask(head.encode()).problem(414)
 
 
-class NginxBelowTests(PathTests, BrokenHeadTests, ProxyTestCase):
-    skip = lacking(Nginx)
-    proxy_type = Nginx
-    below = True
+class BelowTests(ProxyTestCase):
+    """The daemon below a path of the proxy."""
+
     configuration = settings(BELOW)
 
-    async def test_path_without_a_slash_leads_to_the_page(self) -> None:
+    async def test_links_lead_back_through_each_proxy(self) -> None:
+        for proxy_type in (Nginx, HAProxy, Caddy):
+            await self.put_before(proxy_type, below=True)
+            await self.check_links()
+
+    async def test_nginx_serves_page_and_command_below_the_path(self) -> None:
+        await self.put_before(Nginx, below=True)
+        await self.check_broken_heads()
         for url in (self.proxy.url, self.proxy.tls_url):
             async with Client(url, trust=self.trust) as client:
                 answer = await client.get("")
             self.assertEqual(answer.body, (await self.client.get("/")).body)
-
-    async def test_command_works_over_tls_below_a_path(self) -> None:
         place = ("--repository", self.repository.url, "--commit", self.commit)
         done = await piped(
             self.proxy.tls_url,
@@ -265,62 +295,3 @@ class NginxBelowTests(PathTests, BrokenHeadTests, ProxyTestCase):
             SSL_CERT_FILE=str(self.proxy.certificate),
         )
         self.assertEqual((done.returncode, done.stdout), (0, "hello\n"), done.stderr)
-
-
-class NginxSocketTests(FollowingTests, AddressTests, ProxyTestCase):
-    skip = lacking(Nginx)
-    proxy_type = Nginx
-    configuration = settings(trusted="unix")
-
-    def upstream(self) -> str:
-        return f"unix:{self.daemon.folder}/socket"
-
-    def options(self) -> tuple[str, ...]:
-        return ("--listen", f"{self.upstream()}:mode=660")
-
-
-class HAProxyTests(StreamTests, SurfaceTests, ProxyTestCase):
-    skip = lacking(HAProxy)
-    proxy_type = HAProxy
-    configuration = settings()
-
-
-class HAProxyBelowTests(PathTests, ProxyTestCase):
-    skip = lacking(HAProxy)
-    proxy_type = HAProxy
-    below = True
-    configuration = settings(BELOW)
-
-
-class HAProxyBeforeSeveralTests(FollowingTests, AddressTests, ProxyTestCase):
-    """HAProxy before several daemons. All are the same one here; `test_several` has three."""
-
-    skip = lacking(HAProxyBeforeSeveral)
-    proxy_type = HAProxyBeforeSeveral
-    configuration = settings()
-    daemon_name = "a"
-
-    def upstream(self) -> str:
-        return " ".join([super().upstream()] * 3)
-
-
-class CaddyTests(StreamTests, SurfaceTests, ProxyTestCase):
-    skip = lacking(Caddy)
-    proxy_type = Caddy
-    configuration = settings()
-
-    async def test_http3_is_not_announced(self) -> None:
-        answer = await self.secure.get("/health")
-        self.assertIsNone(answer.header("Alt-Svc"))
-
-    async def test_too_large_head_is_refused_by_the_daemon(self) -> None:
-        with Connection(self.proxy.port) as connection:
-            head = f"GET /{'x' * 40_000} HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            connection.ask(head.encode()).problem(414)
-
-
-class CaddyBelowTests(PathTests, ProxyTestCase):
-    skip = lacking(Caddy)
-    proxy_type = Caddy
-    below = True
-    configuration = settings(BELOW)
