@@ -8,8 +8,7 @@ from twisted.internet.threads import deferToThread
 
 from tawebeval.client import Client, Data, EvaluationError
 from tests.integration.client import failure, python, text
-from tests.integration.harness import DaemonTestCase
-from tests.integration.wire import blocks, evaluators, reasons
+from tests.integration.wire import evaluators
 
 _CRASH = """
 import os, resource, signal
@@ -33,7 +32,7 @@ for depth in %s:
 """
 
 
-class DriverTests(DaemonTestCase):
+class EvaluatorTests(evaluators.EvaluatorCase):
     async def test_core_dump_has_nothing_of_the_memory(self) -> None:
         signal, size = map(int, text(await self.run_command(python(_CRASH))).split())
         self.assertEqual(signal, 11)
@@ -68,19 +67,3 @@ class DriverTests(DaemonTestCase):
         limits = (await self.client.ended(identifier))["limits"]
         self.assertEqual(text(await self.client.follow(identifier)), "hello\n")
         self.assertEqual((limits["memory"], limits["disk"]), (16 * 2**20, 1024))
-
-
-class EvaluatorTests(evaluators.EvaluatorCase):
-    pass
-
-
-class BlockTests(blocks.BlockCase):
-    pass
-
-
-class ReasonTests(reasons.ReasonCase):
-    pass
-
-
-class TimeoutTests(reasons.TimeoutCase):
-    pass

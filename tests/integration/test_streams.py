@@ -8,10 +8,6 @@ from tests.integration.wire import streams
 
 
 class StreamTests(streams.TransportCase):
-    pass
-
-
-class ShutdownTests(streams.StreamCase):
     async def test_readers_on_each_transport_are_told_of_the_shutdown(self) -> None:
         identifier = await self.begin_and_wait("printf ready; exec sleep 600")
         reading = await self.follow_by_all(identifier)

@@ -1,32 +1,48 @@
-"""Evaluators that do not behave: odd output, stray processes, and what they find around them."""
+"""Evaluators: what they find around them, print and leave behind, and why they end."""
 
 from __future__ import annotations
 
-from tests.integration.client import python, text
+import signal
+import time
+from base64 import b64encode
+
+from tests.integration.client import data, failure, joined, python, text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.processes import new_word, processes
+
+HELPERS = r"""
+import json, os, sys, time
+def mark(name): return os.environ["EVALUATION_" + name].encode()
+def say(data): os.write(1, data)
+def block(*lines): say(b"\n".join([b"\n" + mark("DATA_BEGIN"), *lines, mark("DATA_END"), b""]))
+def file(head, body):
+    say(b"\n%s\n%s\n\n%s\n%s\n" % (mark("FILE_BEGIN"), head, body, mark("FILE_END")))
+AS_PATH = b'X-SEGI-As: path\nContent-Disposition: attachment; filename="%s"'
+"""
+
+REFUSED = ("protocol", "evaluation_error")
+OUTPUT = 100_000
+SECONDS = 5.0
 
 
 class EvaluatorCase(DaemonTestCase):
     environment = {"CANARY": "the-daemons-own"}  # noqa: RUF012
 
-    async def test_silent_evaluator_has_no_events(self) -> None:
-        identifier = await self.begin("true")
-        status = await self.client.ended(identifier)
-        self.assertEqual(await self.client.follow(identifier), [])
-        self.assertEqual(status["state"], "finished")
-        self.assertEqual(status["exit"], {"status": 0, "signal": None})
+    async def run_program(self, program: str) -> list[dict[str, object]]:
+        return await self.run_command(python(HELPERS + program))
 
-    async def test_child_in_the_background_ends_with_the_shell_and_loses_no_output(self) -> None:
-        word = new_word()
-        identifier = await self.begin(f"export WORD={word}; sleep 6000 & sleep 6000 & seq 30000")
-        await self.client.ended(identifier)
-        self.assertEqual(processes(word), [])
-        printed = "".join(f"{number}\n" for number in range(1, 30_001))
-        self.assertEqual(text(await self.client.follow(identifier)), printed)
+    # What they find
 
-    async def test_stdin_is_empty(self) -> None:
-        self.assertEqual(text(await self.run_command("wc -c; read x || echo end")), "0\nend\n")
+    async def test_stdin_is_empty_and_no_descriptor_of_the_daemon_is_open(self) -> None:
+        program = """
+def is_open(number):
+    try:
+        return os.fstat(number)
+    except OSError:
+        return False
+print(os.read(0, 9), [number for number in range(1000) if is_open(number)])
+"""
+        self.assertEqual(text(await self.run_program(program)), "b'' [0, 1, 2]\n")
 
     async def test_secretive_evaluator_keeps_its_markers(self) -> None:
         hide = "import ctypes, subprocess\nctypes.CDLL(None).prctl(4, 0)\n"
@@ -71,14 +87,129 @@ class EvaluatorCase(DaemonTestCase):
         for marker in markers:
             self.assertNotIn(marker, text(await self.run_command(print_it)), "they are fresh")
 
-    async def test_no_descriptor_of_the_daemon_is_open(self) -> None:
-        program = """
-import os
-def is_open(number):
-    try:
-        return os.fstat(number)
-    except OSError:
-        return False
-print([number for number in range(1000) if is_open(number)])
+    # What they print
+
+    async def test_data_and_files_come_between_the_text_around_them(self) -> None:
+        events = await self.run_program(
+            r"""
+say(b'before'); block(b'{"a": [1, null]}', b'"two"'); say(b'after\n')
+file(b'Content-Type: image/png\nContent-Disposition: attachment; filename="a/b plot.png"',
+     bytes(range(256)) * 10)
+say(b'end')
 """
-        self.assertEqual(text(await self.run_command(python(program))), "[0, 1, 2]\n")
+        )
+        wanted = {
+            "type": "file",
+            "filename": "b plot.png",
+            "content_type": "image/png",
+            "content_base64": b64encode(bytes(range(256)) * 10).decode(),
+        }
+        values = [{"a": [1, None]}], ["two"]
+        self.assertEqual(joined(events), ["before", *values, "after\n", [wanted], "end"])
+
+    async def test_files_by_path_are_read_from_each_place(self) -> None:
+        events = await self.run_program(
+            r"""
+for folder in (".", os.environ["TEMPORARY_DIRECTORY"], os.environ["HOME"]):
+    path = os.path.join(folder, "report.bin")
+    with open(path, "wb") as report:
+        report.write(b"\0\xff" * 500_000)
+    file(AS_PATH % b"name.bin", path.encode())
+    os.remove("README") if os.path.exists("README") else None
+say(b"after")
+"""
+        )
+        content = b64encode(b"\0\xff" * 500_000).decode()
+        self.assertEqual([one["content_base64"] == content for one in data(events)], [True] * 3)
+        self.assertEqual({one["filename"] for one in data(events)}, {"name.bin"})
+        self.assertEqual(joined(events)[-1], "after")
+
+    async def test_foreign_paths_are_refused(self) -> None:
+        events = await self.run_program(
+            r"""
+os.symlink("/etc/passwd", "link")
+os.symlink("/etc", "dir")
+os.mkfifo("fifo")
+with open("large", "wb") as large:
+    large.truncate(3 * 2**20)
+for path in (b"/etc/passwd", b"../../../../../../etc/passwd", b"link", b"dir/passwd", b"fifo",
+             b"/dev/zero", b"/proc/self/environ", b".", b"missing", b"large", b"a\0b",
+             b"/proc/self/root/etc/passwd", b"//etc/passwd", b"x" * 5000, b"/dev/fd/1",
+             os.environb[b"SUBMISSION_FILE_SOLUTION"] + b"/../../../../../key"):
+    file(AS_PATH % b"x", path)
+    say(path[-4:].replace(b"\0", b"") + b"\n")
+"""
+        )
+        refused = data(events)
+        self.assertEqual([(one.get("reason"), one["type"]) for one in refused], [REFUSED] * 16)
+        self.assertEqual(text(events).count("\n"), 16)
+        self.assertNotIn("root:", str(events))
+
+    # How they end
+
+    async def test_child_in_the_background_ends_with_the_shell_and_loses_no_output(self) -> None:
+        word = new_word()
+        identifier = await self.begin(f"export WORD={word}; sleep 6000 & sleep 6000 & seq 30000")
+        await self.client.ended(identifier)
+        self.assertEqual(processes(word), [])
+        printed = "".join(f"{number}\n" for number in range(1, 30_001))
+        self.assertEqual(text(await self.client.follow(identifier)), printed)
+
+    async def test_exit_status_comes_with_the_end_of_stderr(self) -> None:
+        command = "printf 'one\\ntwo'; seq 5000 >&2; echo the end >&2; exit 3"
+        identifier = await self.begin(command)
+        status = await self.client.ended(identifier)
+        events = await self.client.follow(identifier)
+        error = failure(events, "exit")
+        self.assertEqual(text(events), "one\ntwo")
+        self.assertEqual(error["status"], 3)
+        self.assertNotIn("signal", error)
+        self.assertEqual(len(error["stderr"]), 8192)
+        self.assertTrue(error["stderr"].endswith("\n4999\n5000\nthe end\n"))
+        self.assertEqual(status["exit"], {"status": 3, "signal": None})
+        self.assertEqual(status["stderr"], error["stderr"])
+        self.assertEqual(status["state"], "failed")
+
+    async def test_death_by_a_signal_is_reported_after_the_output(self) -> None:
+        for number in (signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM):
+            events = await self.run_command(f"printf partial; kill -{number} $$")
+            error = failure(events, "exit")
+            self.assertEqual(text(events), "partial")
+            self.assertEqual(error["signal"], number)
+            self.assertNotIn("status", error)
+
+    async def test_output_is_cut_at_exactly_its_limit(self) -> None:
+        events = await self.run_command("yes 0123456789", **{"limits[output]": str(OUTPUT)})
+        error = failure(events, "output")
+        self.assertEqual(error["value"], OUTPUT)
+        self.assertEqual(text(events), ("0123456789\n" * OUTPUT)[:OUTPUT])
+
+    async def test_output_on_term_is_kept(self) -> None:
+        program = """
+import signal, sys, time
+def end(*_):
+    sys.stdout.write("last words\\n" * 5000)
+    sys.stdout.flush()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(600)
+"""
+        identifier = await self.begin_and_wait(python(program))
+        await self.client.cancel(identifier)
+        events = await self.client.follow(identifier)
+        failure(events, "cancelled")
+        self.assertEqual(text(events), "ready\n" + "last words\n" * 5000)
+
+    async def test_timeout_comes_at_its_limit_after_the_output_and_kills_what_ignores_term(
+        self,
+    ) -> None:
+        began = time.monotonic()
+        program = (
+            "trap '' TERM; (trap '' TERM; sleep 600) & printf 'before\\nand'; sleep 600; sleep 600"
+        )
+        events = await self.run_command(program, **{"limits[wall_clock]": str(SECONDS)})
+        self.assertGreater(time.monotonic() - began, SECONDS)
+        error = failure(events, "timeout")
+        self.assertEqual(error["value"], SECONDS)
+        self.assertEqual(text(events), "before\nand")

@@ -33,7 +33,7 @@ for number in range({COUNT}):
 """
 
 
-class StreamCase(DaemonTestCase):
+class TransportCase(DaemonTestCase):
     def url(self, identifier: str, scheme: str = "http") -> str:
         return f"{scheme}://127.0.0.1:{self.daemon.port}/evaluation/{identifier}/events"
 
@@ -90,8 +90,6 @@ class StreamCase(DaemonTestCase):
         await until(have_begun, "all streams have begun")
         return gatherResults(reading)
 
-
-class TransportCase(StreamCase):
     async def test_readers_on_each_transport_get_everything(self) -> None:
         identifier = await self.begin(python(WAITING_LINES))
         (gate,) = await until(lambda: self.daemon.find_in_homes("gate"), "it waits")
