@@ -1,4 +1,4 @@
-"""A daemon whose evaluations outlive it, the starter that holds them, and test cases with both."""
+"""A daemon whose evaluations outlive it, the starter that holds them, and a test case with both."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping
 from typing import Any
 
 from tawebeval.daemon.startup import STARTER_SOCKET_VARIABLE
 from tests.cases.patience import PATIENCE
-from tests.integration.client import Client
 from tests.integration.harness import (
     COMMAND,
     CONFIGURATION,
     Daemon,
     DaemonTestCase,
-    RepositoryTestCase,
     until,
 )
 from tests.integration.unprivileged import temporary_folder
@@ -38,11 +35,6 @@ class KeptDaemon(Daemon):
         self._starter = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         await until(self.socket.exists, "the starter listens")
 
-    async def start_all(self) -> None:
-        await self.start_starter()
-        self.start()
-        await self.ready()
-
     async def end(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
         await until(lambda: not self.running, "the daemon has ended")
@@ -61,6 +53,7 @@ class KeptDaemon(Daemon):
         assert self._starter is not None, "it was started"
         self._starter.kill()
         self._starter.wait(PATIENCE)
+        self.socket.unlink()
 
     async def stop(self) -> None:
         """Stop it, and then the starter; fail where something of an evaluation is left."""
@@ -83,7 +76,7 @@ class KeptDaemon(Daemon):
             self._starter.wait(PATIENCE)
 
 
-class SharedKeptDaemonTestCase(DaemonTestCase):
+class KeptDaemonTestCase(DaemonTestCase):
     """Tests that share a daemon and a starter: each may end the daemon and start it again."""
 
     daemon: KeptDaemon
@@ -92,23 +85,6 @@ class SharedKeptDaemonTestCase(DaemonTestCase):
         return KeptDaemon(self.configuration)
 
     async def start_daemon(self) -> None:
-        if not self.daemon.socket.exists():
+        if not self.daemon.socket.exists():  # not yet, or because a test has killed it
             await self.daemon.start_starter()
         self.daemon.start()
-
-
-class KeptDaemonTestCase(RepositoryTestCase):
-    configuration = CONFIGURATION
-    environment: Mapping[str, str] = {}
-    daemon: KeptDaemon
-
-    async def setUp(self) -> None:
-        await super().setUp()
-        self.daemon = KeptDaemon(self.configure(), **self.environment)
-        self.addCleanup(self.daemon.remove)
-        await self.daemon.start_all()
-        self.client = Client(self.daemon.url)
-        self.addCleanup(self.client.close)
-
-    def configure(self) -> str:
-        return self.configuration

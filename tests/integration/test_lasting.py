@@ -12,11 +12,12 @@ from tests.cases.event_source import EventSource
 from tests.integration.client import failure, text
 from tests.integration.harness import COMMAND, until
 from tests.integration.resuming_readers import CUTS, LineReader
-from tests.integration.starters import KeptDaemonTestCase, SharedKeptDaemonTestCase
+from tests.integration.starters import KeptDaemonTestCase
 
 
-class LostStarterTests(KeptDaemonTestCase):
+class RestartTests(KeptDaemonTestCase):
     async def test_killed_starter_loses_evaluations_and_fails_the_daemon(self) -> None:
+        self.addCleanup(setattr, self.daemon, "program", self.daemon.program)
         self.daemon.program = ("sh", "-c", 'shift 3; exec "$0" serve "$@"', str(COMMAND))
         await self.daemon.restart()
         identifier = await self.begin_and_wait("echo ready; sleep 600")
@@ -29,8 +30,6 @@ class LostStarterTests(KeptDaemonTestCase):
         self.assertEqual(self.daemon.exit_status, 1)
         self.daemon.check_log()
 
-
-class RestartTests(SharedKeptDaemonTestCase):
     async def test_restart_answers_polls_and_cuts_streams_without_an_end(self) -> None:
         identifier, gate = await self.begin_and_hold("echo late")
         page = await self.client.page(identifier)
