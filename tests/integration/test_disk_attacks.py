@@ -22,39 +22,23 @@ def filling(program: str, place: str = "$TEMPORARY_DIRECTORY") -> str:
 
 
 class DiskAttacks(AttackCase):
-    async def test_many_files_are_stopped_in_each_place(self) -> None:
-        for place in PLACES:
-            attacked = await self.attack_by(filling(fillers.MANY_FILES, place))
-            self.stopped(attacked, "disk", "disk", DISK)
+    async def test_files_are_stopped_however_they_are_made_and_hidden(self) -> None:
+        for program, places, limit, value in (
+            (fillers.MANY_FILES, PLACES, "disk", DISK),
+            (fillers.INODES, PLACES, "disk_files", DISK_FILES),
+            (fillers.NAMELESS, MOUNTED, "disk", DISK),
+            (fillers.OF_A_THREAD, MOUNTED[1:], "disk", DISK),
+            (fillers.CLOSED, MOUNTED, "disk", DISK),
+            (fillers.DEEP, MOUNTED[1:], "disk_files", DISK_FILES),
+        ):
+            for place in places:
+                attacked = await self.attack_by(filling(program, place))
+                self.stopped(attacked, "disk", limit, value)
 
     async def test_one_large_file_is_stopped(self) -> None:
-        attacked = await self.attack_by(filling(fillers.ONE_FILE))
-        self.stopped(attacked, "file_size", "file_size", FILE_SIZE)
-        attacked = await self.attack_by("head -c 20000000 /dev/zero > $HOME/{word}; exit 1")
-        self.stopped(attacked, "file_size", "file_size", FILE_SIZE)
-
-    async def test_empty_files_are_stopped_in_each_place(self) -> None:
-        for place in PLACES:
-            attacked = await self.attack_by(filling(fillers.INODES, place))
-            self.stopped(attacked, "disk", "disk_files", DISK_FILES)
-
-    async def test_removed_open_files_are_counted(self) -> None:
-        for place in MOUNTED:
-            attacked = await self.attack_by(filling(fillers.NAMELESS, place))
-            self.stopped(attacked, "disk", "disk", DISK)
-
-    async def test_open_files_of_another_thread_are_counted(self) -> None:
-        attacked = await self.attack_by(filling(fillers.OF_A_THREAD))
-        self.stopped(attacked, "disk", "disk", DISK)
-
-    async def test_files_in_unreadable_directories_are_counted(self) -> None:
-        for place in MOUNTED:
-            attacked = await self.attack_by(filling(fillers.CLOSED, place))
-            self.stopped(attacked, "disk", "disk", DISK)
-
-    async def test_deep_directories_are_stopped_and_removed(self) -> None:
-        attacked = await self.attack_by(filling(fillers.DEEP))
-        self.stopped(attacked, "disk", "disk_files", DISK_FILES)
+        large = "head -c 20000000 /dev/zero > $HOME/{word}; exit 1"
+        for command in (filling(fillers.ONE_FILE), large):
+            self.stopped(await self.attack_by(command), "file_size", "file_size", FILE_SIZE)
 
     async def test_deep_directories_left_behind_are_removed(self) -> None:
         script = "import os\nfor _ in range(90):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)"

@@ -28,7 +28,17 @@ def peers(port: int) -> set[int]:
     return {int(remote, 16) for local, remote in ends if int(local, 16) == port}
 
 
-class SlowTests(DaemonTestCase):
+class ClientAttacks(DaemonTestCase):
+    configuration = f"""
+        [repositories]
+        protocols = ["file"]
+        [limits]
+        request_body = {34 * MIB}
+        [http]
+        connections = 40
+        connections_per_address = 20
+        """
+
     async def test_answers_that_nobody_reads_take_little_memory(self) -> None:
         line = "0123456789012345678901234567890123456789"
         identifier = await self.begin(f"yes {line} | head -c 2500000; sleep 600")
@@ -50,15 +60,6 @@ class SlowTests(DaemonTestCase):
             with Connection(self.daemon.port) as honest:
                 self.assertEqual(honest.ask(HEALTH).code, 200)
             self.assertLess(self.daemon.memory - memory, 100 * MIB)
-
-
-class LargeTests(DaemonTestCase):
-    configuration = f"""
-        [repositories]
-        protocols = ["file"]
-        [limits]
-        request_body = {34 * MIB}
-        """
 
     async def test_large_form_arrives_exactly_and_takes_little_memory(self) -> None:
         content = os.urandom(MIB) * 30
@@ -83,16 +84,6 @@ class LargeTests(DaemonTestCase):
                 connection.send(head_of(60 * MIB, *headers))
                 connection.send_until_answered(b"x" * (60 * MIB))
                 self.assertEqual(connection.answer().problem(413)["limit"], 34 * MIB)
-
-
-class ManyTests(DaemonTestCase):
-    configuration = """
-        [repositories]
-        protocols = ["file"]
-        [http]
-        connections = 40
-        connections_per_address = 20
-        """
 
     async def test_connections_have_an_end_in_all(self) -> None:
         flood = [socket.socket() for _ in range(300)]

@@ -109,9 +109,11 @@ class AttackCase(DaemonTestCase):
 
     async def _watch(self, identifier: str, word: str, seen: Namespaces) -> dict[str, Any]:
         """Take what is printed until the end, and note the namespaces of who has the word."""
+        pause = 0.02  # more rarely the longer it runs: to look at all processes takes long
         while (status := await self.client.status(identifier))["ended"] is None:
             seen.note(processes(word))
-            await deferLater(reactor, 0.05)
+            await deferLater(reactor, pause)
+            pause = min(1.3 * pause, 0.3)
         return status
 
     def stopped(self, attacked: Attacked, reason: str, limit: str, value: int) -> None:
