@@ -36,7 +36,7 @@ _PAGE = (
     " test_page_problems test_page_results test_page_tokens"
 )
 _PROXIES = "test_proxies test_several test_page_http2"
-_TOOLCHAINS = "gcc /usr/bin/javac /usr/bin/node"
+_TOOLCHAINS = "gcc /usr/bin/node"
 _SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environments"
 _SLURM = "test_slurm test_slurm_wire"
 _BOOTED = "test_debian test_hardening test_install test_systemd"

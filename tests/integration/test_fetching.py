@@ -1,10 +1,10 @@
-"""The main job: a commit is fetched over each kind of server, and its evaluator is run."""
+"""The main job: a commit is fetched, and its evaluator is run."""
 
 from __future__ import annotations
 
 from tests.integration.client import failure, joined
 from tests.integration.harness import DaemonTestCase
-from tests.integration.repositories import GitDaemon, HttpServer, git
+from tests.integration.repositories import HttpServer, git
 
 EVALUATOR = """\
 #!/bin/sh
@@ -53,23 +53,16 @@ class FetchingTests(DaemonTestCase):
             status["tree_oid"], git(self.repository.folder, "rev-parse", f"{commit}^{{tree}}")
         )
 
-    async def judge_each(self, url: str) -> None:
-        """Judge with a tip, an old commit, by branch, and with a depth."""
+    async def test_tip_old_commit_branch_and_depth_are_judged_with(self) -> None:
+        server, url = self.http()
         await self.judge(url, self.tips[-1])
         await self.judge(url, self.old)
         await self.judge(url, self.beside[1], repository_branch="beside")
         await self.judge(url, self.tips[1].upper(), repository_depth="2")
         await self.judge(url, self.beside[2], repository_branch="beside", repository_depth="2")
-
-    async def test_repository_of_each_kind_of_server_is_judged_with(self) -> None:
-        daemon = GitDaemon(self.folder)
-        self.addCleanup(daemon.stop)
-        server, web = self.http()
-        for url in (self.repository.url, f"{daemon.url}/repository", web):
-            await self.judge_each(url)
         self.assertEqual(server.fetches, 5)
 
-    async def test_v0_server_gives_an_old_commit_by_its_branch_alone(self) -> None:
+    async def test_v0_server_gives_a_branch_or_everything_where_no_branch_helps(self) -> None:
         server, url = self.http(v2=False)
         await self.judge(url, self.beside[0], repository_branch="beside")
         asked = server.fetches
@@ -77,11 +70,7 @@ class FetchingTests(DaemonTestCase):
         self.assertEqual(server.fetches, asked, "the branch was there already")
         await self.judge(url, self.tips[0])
         self.assertGreater(server.fetches, asked, "the other branch was not")
-
-    async def test_v0_server_gives_everything_where_no_branch_helps(self) -> None:
         for fields in (
-            {},
-            {"repository_branch": "main"},
             {"repository_branch": "missing"},
             {"repository_branch": "beside", "repository_depth": "1"},
         ):

@@ -79,22 +79,6 @@ if __name__ == "__main__":
 """
 
 
-JAVA = r"""
-import java.nio.file.*; import java.util.concurrent.*; import java.util.stream.*;
-class Main {
-    public static void main(String[] arguments) throws Exception {
-        ExecutorService service = Executors.newFixedThreadPool(4);
-        int answer = service.submit(() -> IntStream.range(0, 7).parallel().sum()).get();
-        service.shutdown();
-        Process child = new ProcessBuilder("echo", "21").start();
-        String said = new String(child.getInputStream().readAllBytes()).trim();
-        Path file = Files.createTempFile("x", "y");
-        Files.writeString(file, said);
-        System.out.println(answer + Integer.parseInt(Files.readString(file)) + child.waitFor());
-    }
-}
-"""
-
 NODE = r"""
 const { Worker, isMainThread, parentPort } = require("worker_threads");
 const { execFile, fork } = require("child_process");
@@ -160,10 +144,6 @@ class ToolchainTests(DaemonTestCase):
 
     async def test_python_runs_in_the_sandbox(self) -> None:
         await self.check("main.py", PYTHON, "python3 main.py")
-
-    async def test_java_runs_in_the_sandbox(self) -> None:
-        command = "javac -J-Xmx200m Main.java && java -Xmx100m Main"
-        await self.check("Main.java", JAVA, command)
 
     async def test_node_runs_in_the_sandbox(self) -> None:
         await self.check("main.js", NODE, "node main.js")
