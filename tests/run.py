@@ -2,12 +2,11 @@
 
 Without a NAME trial is run for each long module of `tests.integration` by itself, for a few
 short ones at a time, once for the tests of the core, and once for all other tests, six at a
-time: real daemons wait a lot. The tests of the core alone have to cover all its branches;
-coverage triples their processor time, so they run a second time for that, with few examples. The
+time: real daemons wait a lot. The tests of the core alone have to cover all its branches. The
 output of each trial is shown when it has ended, with its processor time. Properties are tried on
-the same examples every time; with a NAME, on others. The exit status is 0 only if tests ran and
-everything is well; with CI in the environment a test that was skipped is not, unless
-it needs a kernel with cgroups of version 2 (`NEEDS_CGROUPS`).
+a few examples, the same ones every time; with a NAME, on more, and on others. The exit status is 0
+only if tests ran and everything is well; with CI in the environment a test that was skipped is
+not, unless it needs a kernel with cgroups of version 2 (`NEEDS_CGROUPS`).
 
 A few tests that failed beside others are run once more, alone, and this run counts: `unsteady:
 NAME` before the last line then says so. If more than a few have failed, none is run again.
@@ -26,7 +25,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +48,11 @@ _TOGETHER = (
     ("hardening", "install", "systemd"),
     ("debian", "packaging"),  # the former writes into the checkout, which the latter copies
     ("page_class", "page_tokens"),  # so that a browser starts only once
+    # So that a daemon starts only once.
+    ("budget_attacks", "limit_attacks", "view_attacks"),
+    ("call_attacks", "disk_attacks", "network_attacks"),
+    ("cli", "fetching", "git_submodules", "mending", "streams", "toolchains", "trees"),
+    ("runaways", "writable_trees", "killed"),
 )
 
 # The longest of the others, which begin first.
@@ -56,16 +60,15 @@ _LONG = (
     *("lasting_rounds", "page", "slurm_wire", "slurm", "try"),
     *("proxies", "submissions", "lasting", "privileges"),
     *("page_results", "image", "documented_clients", "page_problems"),
-    *("limit_attacks", "cli", "libraries", "documented_commands"),
-    *("page_http2", "disk_attacks", "git_attacks", "description"),
+    *("libraries", "documented_commands", "page_http2", "git_attacks", "description"),
     *("examples", "full_disk", "demo", "verdicts"),
 )
 
 _SHORT_TOGETHER = 5
 """How many of the shortest modules one trial runs: its start takes a second of processor time."""
 
-_COVERING_EXAMPLES = 10
-"""On how many examples properties are tried to see what they cover."""
+_EXAMPLES = "25"
+"""On how many examples properties are tried without TAWEBEVAL_EXAMPLES: `make fuzz` has more."""
 
 _AT_ONCE = 6
 
@@ -206,25 +209,17 @@ def _show(shown: list[bytes]) -> None:
 def run_parts(
     parts: Sequence[Sequence[str]], core: Sequence[str] = (), python: Sequence[str] = ()
 ) -> tuple[Outcome, Sequence[str]]:
-    """Run the parts of the tests, some at a time.
+    """Run the parts of the tests, some at a time; the part `core` by another Python, a command.
 
     Return what they come to together, and the names of tests that passed only when run again.
-    The tests in `core`, which are in the parts, too, run a second time by another Python, a
-    command, and count only if they fail then.
     """
+    pythons = [python if part == core else [sys.executable] for part in parts]
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        run = partial(run_trial, at_once=False)
-        second = threads.submit(run, core, python) if core else None
-        outcomes = list(threads.map(run, parts, repeat([sys.executable])))
+        outcomes = list(threads.map(partial(run_trial, at_once=False), parts, pythons))
     passed, failed, skipped = map(sum, zip(*(each[:3] for each in outcomes), strict=True))
     names = tuple(chain.from_iterable(outcome.names for outcome in outcomes))
     left = tuple(chain.from_iterable(outcome.left for outcome in outcomes))
-    total, unsteady = run_again(Outcome(passed, failed, skipped, names, left))
-    if second is not None:
-        covering = second.result()
-        failed, names = total.failed + covering.failed, total.names + covering.names
-        total = total._replace(failed=failed, names=names)
-    return total, unsteady
+    return run_again(Outcome(passed, failed, skipped, names, left))
 
 
 def run_again(outcome: Outcome) -> tuple[Outcome, Sequence[str]]:
@@ -251,8 +246,8 @@ def run_covered() -> tuple[Outcome, Sequence[str], bool]:
         os.environ["COVERAGE_FILE"] = os.path.join(directory, "data")
         # Whoever changes something is to learn of that, and not of what was there before.
         os.environ["TAWEBEVAL_SAME_EXAMPLES"] = "yes"
-        few = ["env", f"TAWEBEVAL_EXAMPLES={_COVERING_EXAMPLES}", *coverage, "run"]
-        outcome, unsteady = run_parts(parts(), find_core_tests(), few)
+        os.environ.setdefault("TAWEBEVAL_EXAMPLES", _EXAMPLES)
+        outcome, unsteady = run_parts(parts(), find_core_tests(), [*coverage, "run"])
         print("\nBranch coverage of the core:\n", flush=True)
         report = [*coverage, "report", f"--include={core}", "--no-skip-covered"]
         covered = subprocess.run([*report, "--fail-under=100"], cwd=ROOT).returncode == 0

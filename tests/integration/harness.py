@@ -27,7 +27,7 @@ from twisted.web.client import ResponseNeverReceived
 from tawebeval.daemon.startup import derive_daemon_label
 from tawebeval.linux.starter_client import StarterClient
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
-from tests.integration.cgroups import enter_cgroup, remove_cgroup
+from tests.integration.cgroups import DELEGATED, enter_cgroup, remove_cgroup
 from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
 from tests.integration.processes import alive, children
@@ -44,7 +44,7 @@ private_networks = ["127.0.0.0/8"]
 [evaluations]
 running = 4
 """
-
+UNSANDBOXED = CONFIGURATION + '[sandbox]\nkind = "none"\n[limits]\nprocesses = 2000\n'
 
 CALLBACK_SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
 
@@ -217,7 +217,7 @@ class Daemon:
         """Return the daemon's control groups, those within others first."""
         name = f"/tawebeval-{derive_daemon_label(self.state)}"
         # os.walk passes over what is removed meanwhile, and gives the inner ones last.
-        found = [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path]
+        found = [path for path, _, _ in os.walk(DELEGATED or "") if name in path]
         return [Path(path) for path in reversed(found)]
 
     def leftovers(self, dead: bool = True) -> list[str]:
@@ -284,8 +284,21 @@ def is_kept(directory: Path) -> bool:
         return True
 
 
+@functools.cache
+def make_plain_repository() -> tuple[GitRepository, str]:
+    """Return a repository that tests share, and its one commit: so it is fetched only once."""
+    folder = temporary_folder("tawebeval-repository-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    repository = GitRepository(folder / "repository")
+    repository.write("README", "an evaluator\n")
+    return repository, repository.commit()
+
+
 class RepositoryTestCase(TestCase):
-    """Each test has a `folder` of its own, and in it a `repository` with one `commit`."""
+    """Each test has a `folder` of its own.
+
+    In it is a `repository`, a copy of the plain one with its `commit`, if the test asks for it.
+    """
 
     timeout = LONG_PATIENCE
     daemon: Daemon
@@ -294,9 +307,11 @@ class RepositoryTestCase(TestCase):
     async def setUp(self) -> None:
         self.folder = temporary_folder()
         self.addCleanup(shutil.rmtree, self.folder)
-        self.repository = GitRepository(self.folder / "repository")
-        self.repository.write("README", "an evaluator\n")
-        self.commit = self.repository.commit()
+        self.commit = make_plain_repository()[1]
+
+    @functools.cached_property
+    def repository(self) -> GitRepository:
+        return GitRepository(self.folder / "repository", make_plain_repository()[0])
 
     async def start_own(self, configuration: str, **environment: str) -> None:
         """Start a daemon of the test's own, and a client of it."""
@@ -318,7 +333,9 @@ class RepositoryTestCase(TestCase):
 
     async def begin(self, command: str, **fields: str) -> str:
         """Begin an evaluation in the test's repository; return its identifier."""
-        return await self.client.evaluate(self.repository.url, self.commit, command, **fields)
+        has_own = "repository" in vars(self)
+        repository = self.repository if has_own else make_plain_repository()[0]
+        return await self.client.evaluate(repository.url, self.commit, command, **fields)
 
     async def begin_and_wait(self, command: str, word: str = "ready", **fields: str) -> str:
         """Begin a command, and wait until it has printed `word` on a line."""
@@ -339,38 +356,44 @@ class RepositoryTestCase(TestCase):
 
 
 class DaemonTestCase(RepositoryTestCase):
-    """Tests that share one daemon, started for the first of them and stopped after the last.
+    """Tests that share a daemon with the tests before them, if these want the same one.
 
-    After each of them nothing may be left of its evaluations, and no defect in the log; after the
-    last one no dead child either.
+    It is stopped before tests that want another one, and after the last of all. After each test
+    nothing may be left of its evaluations, and no defect in the log.
     """
 
     configuration: ClassVar[str] = CONFIGURATION
     daemon_name: ClassVar[str] = ""
     environment: ClassVar[Mapping[str, str]] = {}
     drain: ClassVar[float] = 0
-    _shared: ClassVar[Daemon | None] = None
-    _to_run: ClassVar[set[str]]
-
-    def __init_subclass__(cls) -> None:
-        cls._to_run = set()
+    _to_run: ClassVar[set[str]] = set()
+    _shared: ClassVar[tuple[object, Daemon] | None] = None
 
     def __init__(self, name: str = "runTest") -> None:
         super().__init__(name)
-        self._to_run.add(name)
+        if hasattr(self, name) and not self.getSkip()[0]:
+            self._to_run.add(self.id())
 
     async def setUp(self) -> None:
-        cls = type(self)
         self.addCleanup(self._stop_after_the_last)
-        if cls._shared is None:
-            cls._shared = self.make_daemon()
-        self.daemon = cls._shared
+        wanted = self._describe_daemon()
+        if DaemonTestCase._shared is not None and DaemonTestCase._shared[0] != wanted:
+            await self._stop_shared()
+        if DaemonTestCase._shared is None:
+            DaemonTestCase._shared = wanted, self.make_daemon()
+        self.daemon = DaemonTestCase._shared[1]
         if not self.daemon.running:  # not yet, or because a test that failed has stopped it
             await self.start_daemon()
         await self.daemon.ready()
         self.client = Client(self.daemon.url)
         await super().setUp()
         self.addCleanup(self._settle)
+
+    def _describe_daemon(self) -> object:
+        """Return what is equal for tests that may share a daemon."""
+        cls = type(self)
+        settings = self.configuration, self.drain, self.daemon_name, dict(self.environment)
+        return settings, cls.make_daemon, cls.start_daemon, cls.options
 
     def make_daemon(self) -> Daemon:
         return Daemon(self.configuration, self.drain, self.daemon_name, **self.environment)
@@ -391,17 +414,20 @@ class DaemonTestCase(RepositoryTestCase):
         try:
             if self.daemon.running:
                 await self.client.cancel_all()
-            is_last = self._to_run <= {self._testMethodName}
-            await self.daemon.nothing_left(dead=is_last)
+            await self.daemon.nothing_left(dead=self._to_run <= {self.id()})
         finally:
             await self.client.close()
             self.daemon.check_log()
 
     async def _stop_after_the_last(self) -> None:
-        cls = type(self)
-        self._to_run.discard(self._testMethodName)
-        if not self._to_run and cls._shared is not None:
-            daemon, cls._shared = cls._shared, None
+        self._to_run.discard(self.id())
+        if not self._to_run:
+            await self._stop_shared()
+
+    @staticmethod
+    async def _stop_shared() -> None:
+        if DaemonTestCase._shared is not None:
+            (_, daemon), DaemonTestCase._shared = DaemonTestCase._shared, None
             try:
                 await daemon.stop()
             finally:

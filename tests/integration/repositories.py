@@ -43,12 +43,15 @@ def git(directory: Path, *arguments: str) -> str:
 
 
 class GitRepository:
-    """A repository with a working tree, made in `folder`."""
+    """A repository with a working tree, made in `folder`; it may begin as a copy of another."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, original: GitRepository | None = None) -> None:
         self.folder = folder
-        folder.mkdir(parents=True)
-        git(folder, "init", "--quiet", "--initial-branch=main")
+        if original is None:
+            folder.mkdir(parents=True)
+            git(folder, "init", "--quiet", "--initial-branch=main")
+        else:
+            shutil.copytree(original.folder, folder, symlinks=True)
         for owned in (folder, folder / ".git"):  # git serves others' only over the network
             give(owned)
 

@@ -6,7 +6,6 @@ import os
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import ClassVar
 
 from twisted.internet.defer import Deferred
 
@@ -23,7 +22,6 @@ _TWISTD = Path(__file__).with_name("twistd_with_clock.py")
 class ClockTests(DaemonTestCase):
     """A daemon whose time of day the tests set. What runs is let go on by a file."""
 
-    clock: ClassVar[Path]
     configuration = """
         [repositories]
         protocols = ["file"]
@@ -37,13 +35,16 @@ class ClockTests(DaemonTestCase):
         kind = "none"
         """
 
-    async def setUp(self) -> None:
-        cls = type(self)
-        if cls._shared is None:
-            cls._shared = daemon = Daemon(cls.configuration, cls.drain)
-            cls.clock = daemon.folder / "clock"
-            daemon.program = (*PYTHON_AS_USER, str(_TWISTD), str(cls.clock))
+    def make_daemon(self) -> Daemon:
+        daemon = Daemon(self.configuration)
+        daemon.program = (*PYTHON_AS_USER, str(_TWISTD), str(daemon.folder / "clock"))
+        return daemon
+
+    async def start_daemon(self) -> None:
         self.write_clock(0)
+        await super().start_daemon()
+
+    async def setUp(self) -> None:
         await super().setUp()
         self.gate = self.folder / "gate"
         self.command = f"echo ready; until test -e {self.gate}; do sleep 0.01; done; echo went on"
@@ -51,9 +52,10 @@ class ClockTests(DaemonTestCase):
     def write_clock(self, seconds: int) -> None:
         """Write how far the daemon's time of day is from the true one."""
         # It is read all the time, and is never to be found empty.
-        new = self.clock.with_suffix(".new")
+        clock = self.daemon.folder / "clock"
+        new = clock.with_suffix(".new")
         new.write_text(str(seconds))
-        os.replace(new, self.clock)
+        os.replace(new, clock)
 
     async def set_clock(self, seconds: int) -> None:
         """Let the daemon's time of day be so far from the true one."""

@@ -50,6 +50,7 @@ class EnvironmentTests(DaemonTestCase):
         await super().setUp()
         if not self._table:
             type(self)._table = await deferToThread(self._import)
+        self.addCleanup(self.daemon.reload, "")
         await self.daemon.reload(self._table)
 
     def _import(self) -> str:

@@ -104,14 +104,13 @@ class DiskTests(DaemonTestCase):
     async def setUp(self) -> None:
         if USER is None:
             raise SkipTest("only root can mount file systems of its own for a daemon")
-        cls = type(self)
-        if cls._shared is None:
-            cls._shared = self.disks = SmallDisks(cls.configuration)
-        else:
-            assert isinstance(cls._shared, SmallDisks)
-            self.disks = cls._shared
         await super().setUp()
+        assert isinstance(self.daemon, SmallDisks)
+        self.disks = self.daemon
         await self.ready()
+
+    def make_daemon(self) -> Daemon:
+        return SmallDisks(self.configuration)
 
     async def obstacles(self) -> list[str]:
         answer = await self.client.get("/health/ready")

@@ -28,7 +28,12 @@ from tawebeval.pinned_agent import CheckedResolver
 from tests.cases.patience import PATIENCE
 from tests.fakes.resolver import FakeResolver
 from tests.integration.client import failure, text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.harness import (
+    CONFIGURATION,
+    DaemonTestCase,
+    RepositoryTestCase,
+    until,
+)
 from tests.integration.repositories import (
     ENVIRONMENT,
     GitDaemon,
@@ -171,7 +176,7 @@ class UrlTests(AttackTestCase):
         self.assertEqual((await self.client.get("/health")).code, 200)
 
 
-class PinTests(AttackTestCase):
+class PinTests(RepositoryTestCase):
     """A name that leads to one address when it is checked and to another one afterwards."""
 
     async def fetch(self, route: ResolvedGitRemote) -> str:
@@ -196,7 +201,7 @@ class PinTests(AttackTestCase):
         return found
 
     async def test_git_keeps_to_the_address(self) -> None:
-        server = GitDaemon(self.folder)
+        server = GitDaemon(self.repository.folder.parent)
         self.addCleanup(server.stop)
         url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository"
         self.assertEqual(await self.fetch(await self.route(url)), "")
@@ -409,7 +414,8 @@ class RepositoryTests(AttackTestCase):
         repository = self.evil
         (repository / ".gitattributes").write_text("* filter=evil\n")
         (repository / ".gitmodules").write_text(
-            '[submodule "sub"]\n\tpath = sub\n\turl = ../repository\n\tupdate = none\n'
+            f'[submodule "sub"]\n\tpath = sub\n\turl = ../{self.repository.folder.name}\n'
+            "\tupdate = none\n"
         )
         git(repository, "-c", "core.fsmonitor=false", "-c", "filter.evil.smudge=cat", "add", ".")
         git(repository, "update-index", "--add", "--cacheinfo", f"160000,{self.commit},sub")
@@ -422,7 +428,7 @@ class RepositoryTests(AttackTestCase):
         await self.honest()
 
     async def test_redirects_are_not_followed(self) -> None:
-        target = HttpServer(self.folder)
+        target = HttpServer(self.repository.folder.parent)
         self.addCleanup(target.stop)
         for location in (f"file://{self.folder}", target.url, "http://169.254.169.254"):
             redirector = ScriptedServer(self.folder, ("/repository", 302, f"{location}/repository"))

@@ -91,7 +91,7 @@ class ImageTests(RepositoryTestCase):
 
     def mount(self) -> list[str]:
         given = f"--volume={self.configuration}:/etc/tawebeval/tawebeval.toml:ro"
-        return [given, f"--volume={self.folder}/repository:{self.folder}/repository:ro"]
+        return [given, f"--volume={self.repository.folder}:{self.repository.folder}:ro"]
 
     async def examine(self, *options: str) -> dict[str, list[dict[str, Any]]]:
         """Return the findings of the doctor in a container with these options, by their parts."""

@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 
 from tests.integration.client import Client, failure, python, text
-from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
+from tests.integration.harness import CONFIGURATION, UNSANDBOXED, Daemon, DaemonTestCase, until
 from tests.integration.processes import alive, command_line, new_word, processes
 from tests.integration.repositories import HttpServer
 from tests.integration.unprivileged import give
@@ -131,15 +131,16 @@ class KilledTests(DaemonTestCase):
         self.commit = self.repository.commit()
         server.hold()
         url = f"{server.url}/repository/.git"
+        repositories = self.daemon.cache / "repositories"
+        before = {*repositories.glob("*.git")}
         await self.client.evaluate(url, self.commit, "true")
         await until(server.half_sent.is_set, "a pack is half sent")
-        repositories = self.daemon.cache / "repositories"
         word = str(repositories)
         fetching = set(processes(word))
         self.assertNotEqual(fetching, set())
         await self.daemon.kill()
         self.before_start(word)
-        (repository,) = repositories.glob("*.git")
+        (repository,) = {*repositories.glob("*.git")} - before
         left = list(repository.glob("objects/pack/*tmp*"))
         self.assertNotEqual(left, [])
         for name in (f"{repository.stem}-{'0' * 40}-1-1.tree.new7", "x.new", "x.old1"):
@@ -161,7 +162,7 @@ class KilledTests(DaemonTestCase):
 class UnheldTests(KilledTests):
     """Without a sandbox, and without cgroups: they go on when their daemon is dead."""
 
-    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n[limits]\nprocesses = 2000\n'
+    configuration = UNSANDBOXED
 
     def before_start(self, word: str) -> None:
         """See to it that they are alive, and in no cgroup by which the next daemon would know."""

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.sandbox.tools.lib import segi
 from tests.integration.client import data, python, text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase
+from tests.integration.harness import UNSANDBOXED, DaemonTestCase
 
 SUBMISSION = "print(sum(map(int, input().split())))\n"
 BROKEN = "print(\n"
@@ -512,7 +512,7 @@ class JavaMemoryTests(SynchronousTestCase):
 
 
 class UnsandboxedLibraryTests(LibraryCase):
-    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n'
+    configuration = UNSANDBOXED
 
     async def test_python_library_works_without_a_sandbox(self) -> None:
         await self.check_python()

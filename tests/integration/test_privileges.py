@@ -16,7 +16,13 @@ import tawebeval
 from tawebeval.sandbox.bubblewrap import TOOLS_NAME
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
-from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, environment
+from tests.integration.harness import (
+    CONFIGURATION,
+    UNSANDBOXED,
+    Daemon,
+    DaemonTestCase,
+    environment,
+)
 from tests.integration.ports import free_port
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import PYTHON, USER, temporary_folder
@@ -47,7 +53,7 @@ def status(pid: int) -> dict[str, list[str]]:
 class RightsTests(DaemonTestCase):
     """A daemon that runs, whoever has started it, without a sandbox that would protect it."""
 
-    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n'
+    configuration = UNSANDBOXED
 
     def test_daemon_has_no_capability_and_can_gain_none(self) -> None:
         threads = list(Path(f"/proc/{self.daemon.pid}/task").iterdir())

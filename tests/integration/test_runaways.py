@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.integration.attacks.strays import StrayTests
 from tests.integration.client import text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.harness import CONFIGURATION, UNSANDBOXED, DaemonTestCase, until
 from tests.integration.processes import alive, new_word, processes
 
 # Its environment, working directory and session are its own: nothing shows whose it is.
@@ -43,7 +43,7 @@ class UnsandboxedTests(StrayTests, DaemonTestCase):
     of them can be believed.
     """
 
-    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n[limits]\nprocesses = 2000\n'
+    configuration = UNSANDBOXED
 
     async def test_log_warns_of_the_lack_of_a_sandbox(self) -> None:
         await self.daemon.logged("sandbox.kind")

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SkipTest
 from tawebeval.linux.starter import PROCESS_NAME
 from tawebeval.sandbox.probe import TREE_COPY_WARNING
 from tests.integration.client import python, text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.harness import UNSANDBOXED, DaemonTestCase, until
 
 # An overlay's own attributes, and what could be undone with them.
 ATTRIBUTES = """
@@ -71,7 +71,7 @@ class WritableTreeCase(_Base):
 
 
 class CopiedTests(WritableTreeCase, DaemonTestCase):
-    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n[limits]\nprocesses = 2000\n'
+    configuration = UNSANDBOXED
     overlaid = False
 
 
