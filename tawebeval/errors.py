@@ -183,11 +183,11 @@ class ResourceMoved(RequestError):
 
 
 class HeaderTooLarge(RequestError):
-    """A header of a request over the limit for headers that the daemon reads."""
+    """The headers of a request, or one of them, over a limit of size or number."""
 
 
 class TargetTooLong(RequestError):
-    """A request target with too long a path or too many query parameters."""
+    """A request line, or the path in it, that is too long; or too many query parameters."""
 
 
 class RequestTooLarge(RequestError):
@@ -195,7 +195,7 @@ class RequestTooLarge(RequestError):
 
 
 class RequestTooSlow(RequestError):
-    """A request body that arrives below the minimum rate."""
+    """A request whose headers take too long, or whose body arrives below the minimum rate."""
 
 
 class UnsupportedMediaType(RequestError):

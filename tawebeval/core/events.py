@@ -48,7 +48,7 @@ from base64 import b64encode
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import orjson
@@ -705,8 +705,7 @@ class EventLog:
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
-@attrs.frozen
-class EventPage:
+class EventPage(NamedTuple):
     """Consecutive events, and the cursors before and after them.
 
     `is_last_page` says that no later page has events.

@@ -109,7 +109,9 @@ class SteadyClock:
     def __call__(self) -> float:
         """Return the seconds. To be called in the reactor's thread, at least once a second."""
         now = time.monotonic()
-        self._left_out += max(0.0, now - self._latest - MAX_PAUSE_SECONDS)
+        pause = now - self._latest
+        if pause > MAX_PAUSE_SECONDS:  # not max(), which takes half a µs; a poll reads ten times
+            self._left_out += pause - MAX_PAUSE_SECONDS
         self._latest = now
         return now - self._left_out
 

@@ -138,38 +138,11 @@ def send_page(
     if preferred is None:
         preferred = parse_prefer_wait(request.requestHeaders)
     wait = default_wait_seconds if preferred is None else preferred
-    wait = min(wait, registry.context.configuration.polls.wait)
+    if wait:
+        wait = min(wait, registry.context.configuration.polls.wait)
     is_head = request.method == b"HEAD"  # which acknowledges nothing
     is_observer = is_head or request.is_read_only
-
-    def prepare_page(page: EventPage) -> bytes:
-        body = page.encode_json()
-        headers = b""
-        if wait and preferred:
-            headers = b"Preference-Applied: wait=%d\r\n" % wait
-        elif not (wait or page.has_events_or_is_last):
-            headers = _POLL_AGAIN
-        if next_path and page.end_cursor is not None:
-            limit = "" if query.max_bytes is None else f"&limit={query.max_bytes}"
-            times = "&times=1" if query.with_times else ""
-            link = f'Link: <{next_path}?after={page.end_cursor}{limit}{times}>; rel="next"\r\n'
-            headers += link.encode()
-        request.encoded_headers = _PAGE_HEADERS % (len(body), headers)
-        return body
-
-    async def wait_for_page() -> bytes:
-        return prepare_page(
-            await registry.events.read_page(
-                identifier,
-                query.after_cursor,
-                request.caller,
-                query.max_bytes,
-                with_times=query.with_times,
-                is_observer=is_observer,
-                wait_seconds=0 if is_head else wait,
-            )
-        )
-
+    is_wait_told = bool(wait and preferred)
     page = None
     try:
         page = registry.events.read_page_now(
@@ -186,9 +159,46 @@ def send_page(
         if not registry.archived.is_enabled:
             raise
     if page is not None and (is_head or not wait or page.has_events_or_is_last):
-        return prepare_page(page)
+        return _prepare_page(request, page, query, wait, is_wait_told, next_path)
     request.waits_for_evaluation = not is_head
+
+    async def wait_for_page() -> bytes:
+        page = await registry.events.read_page(
+            identifier,
+            query.after_cursor,
+            request.caller,
+            query.max_bytes,
+            with_times=query.with_times,
+            is_observer=is_observer,
+            wait_seconds=0 if is_head else wait,
+        )
+        return _prepare_page(request, page, query, wait, is_wait_told, next_path)
+
     return wait_for_page()
+
+
+def _prepare_page(
+    request: ApiRequest,
+    page: EventPage,
+    query: EventQuery,
+    wait: int,
+    is_wait_told: bool,
+    next_path: str,
+) -> bytes:
+    """Set the headers of the response with a page, and return its body."""
+    body = page.encode_json()
+    headers = b""
+    if is_wait_told:
+        headers = b"Preference-Applied: wait=%d\r\n" % wait
+    elif not (wait or page.has_events_or_is_last):
+        headers = _POLL_AGAIN
+    if next_path and page.end_cursor is not None:
+        limit = "" if query.max_bytes is None else f"&limit={query.max_bytes}"
+        times = "&times=1" if query.with_times else ""
+        link = f'Link: <{next_path}?after={page.end_cursor}{limit}{times}>; rel="next"\r\n'
+        headers += link.encode()
+    request.encoded_headers = _PAGE_HEADERS % (len(body), headers)
+    return body
 
 
 async def _send_websocket_messages(

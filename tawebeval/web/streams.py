@@ -268,11 +268,9 @@ class EventWebSocket:
 def is_websocket_request(request: Request) -> bool:
     """Tell whether the client asks for an upgrade to WebSocket. Raises: HeaderTooLarge."""
     offered = get_header_elements(request.requestHeaders, "Upgrade")
-    return (
-        request.method == b"GET"
-        and request.clientproto == b"HTTP/1.1"
-        and any(protocol.lower() == WEBSOCKET_UPGRADE.decode() for protocol in offered)
-    )
+    if not offered or (request.method, request.clientproto) != (b"GET", b"HTTP/1.1"):
+        return False
+    return any(protocol.lower() == WEBSOCKET_UPGRADE.decode() for protocol in offered)
 
 
 def prepare_handshake(request: Request) -> None:

@@ -34,6 +34,7 @@ from twisted.internet.interfaces import (
     IReadDescriptor,
 )
 from twisted.logger import Logger
+from twisted.protocols.basic import LineReceiver
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
@@ -53,27 +54,29 @@ from tawebeval.core.hosts import (
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition, wait_until
 from tawebeval.errors import (
+    HeaderTooLarge,
+    MalformedRequest,
     RequestError,
     RequestTooLarge,
     RequestTooSlow,
     ServerBusy,
     ServerStopping,
+    TargetTooLong,
     format_size,
 )
 from tawebeval.web.server import messages
 from tawebeval.web.server.messages import (
+    ERROR_STATUSES,
     MAX_PATH_BYTES,
     PREFLIGHT_HEADERS,
     BasePath,
     check_hosts,
     check_method_and_path,
-    collapse_slashes,
     encode_head,
     encode_refusal,
     get_header_values,
     parse_query,
     set_headers,
-    strip_scheme_and_host,
 )
 
 log = Logger()
@@ -171,7 +174,6 @@ TWISTED_PRIVATE_NAMES = (
     "_path",
     "_protocolUpgradeForWebsockets",
     "_respondToBadRequestAndDisconnect",
-    "_send100Continue",
     "_version",
     "_waitingForTransport",
 )
@@ -188,8 +190,6 @@ _GOING_AWAY = 1001  # close code of a draining daemon
 # (frames, chunks), many for a body of known length. (TLS passes on whole records.)
 _READ_FRAMES, _READ_DEFAULT, _READ_BODY = 1024, 4096, 64 * 1024
 _TLS_RECORD = b"\x16"  # the first byte of a ClientHello (RFC 8446), and of no HTTP request
-_BAD_REQUEST = HTTPStatus.BAD_REQUEST
-_TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 _DIGITS = 18  # of a Content-Length at most
 _BODY = 64 * 1024  # bytes that are read where no body is expected
 _WEBSOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send
@@ -321,16 +321,17 @@ class ApiChannel(HTTPChannel):
             if self._address_group is None:
                 # Not before the first bytes: few clients expect a response without a request.
                 self._refuse(
-                    HTTPStatus.SERVICE_UNAVAILABLE,
-                    f"all {self._settings.connections} connections (http.connections), or those of"
-                    " this client (http.connections_per_address), are in use; try again later",
-                    _RETRY_AFTER,
+                    ServerBusy(
+                        f"all {self._settings.connections} connections (http.connections), or those"
+                        " of this client (http.connections_per_address), are in use; try again"
+                        " later",
+                        _RETRY_AFTER,
+                    )
                 )
             elif data.startswith(_TLS_RECORD):
                 # Plain text, which TLS clients report at once as a wrong version of TLS.
-                self._refuse(
-                    _BAD_REQUEST, "this port speaks plain HTTP; use http:// in place of https://"
-                )
+                wrong = "this port speaks plain HTTP; use http:// in place of https://"
+                self._refuse(MalformedRequest(wrong))
         if self.phase is ConnectionPhase.CLOSED:
             return
         if self._websocket is not None:
@@ -338,8 +339,8 @@ class ApiChannel(HTTPChannel):
             turn = self.wait_for_turn()
             turn.addCallback(lambda _: self._take_frames(data)).addErrback(self._abort_websocket)
             return
-        super().dataReceived(data)
-        if self.phase is ConnectionPhase.IDLE and self._buffer.lstrip(b"\r\n"):
+        LineReceiver.dataReceived(self, data)  # HTTPChannel only adds a deadline
+        if self._buffer and self.phase is ConnectionPhase.IDLE and self._buffer.lstrip(b"\r\n"):
             self.phase = ConnectionPhase.HEAD
             self._read_deadline.set(self._settings.head_timeout, self._on_head_deadline)
 
@@ -358,9 +359,9 @@ class ApiChannel(HTTPChannel):
         elif found is None:
             self._respondToBadRequestAndDisconnect()
         elif len(headers) > most:
-            self._refuse(_TOO_LARGE, f"the request has over {most} headers")
+            self._refuse(HeaderTooLarge(f"the request has over {most} headers"))
         elif max(map(len, headers), default=0) > limit:
-            self._refuse(_TOO_LARGE, f"a header is over {format_size(limit)}")
+            self._refuse(HeaderTooLarge(f"a header is over {format_size(limit)}"))
         else:
             self._command, self._path, self._version = found.groups()
             self.requests.append(self.requestFactory(self))
@@ -376,10 +377,10 @@ class ApiChannel(HTTPChannel):
         settings = self._settings
         if len(line.removeprefix(b"\r\n").partition(b"\r\n")[0]) > settings.max_line_bytes:
             limit = format_size(settings.max_line_bytes)
-            self._refuse(HTTPStatus.REQUEST_URI_TOO_LONG, f"the request line is over {limit}")
+            self._refuse(TargetTooLong(f"the request line is over {limit}"))
         else:
             limit = format_size(settings.max_header_bytes)
-            self._refuse(_TOO_LARGE, f"the request's headers are over {limit}")
+            self._refuse(HeaderTooLarge(f"the request's headers are over {limit}"))
 
     def headerReceived(self, line: bytes) -> bool:
         """Take a header; return False if it is refused.
@@ -394,23 +395,31 @@ class ApiChannel(HTTPChannel):
             return True
         coding = value.lower(), self._version
         if kind == b"content-length" and len(value) > _DIGITS:
-            self._refuse(_BAD_REQUEST, "Content-Length: not a length")
+            self._refuse(MalformedRequest("Content-Length: not a length"))
         elif kind == b"transfer-encoding" and coding != (b"chunked", b"HTTP/1.1"):
             wrong = "Transfer-Encoding: only chunked is supported, in HTTP/1.1"
-            self._refuse(_BAD_REQUEST, wrong)
+            self._refuse(MalformedRequest(wrong))
         else:
             return bool(super().headerReceived(line))
         return False
 
     def allHeadersReceived(self) -> None:
         """Take the end of a request head."""
+        request = self.requests[-1]
         self.phase = ConnectionPhase.BODY
         self._unsent = self._body_size = 0
-        if self.length != 0:
-            if self.length:  # which chunked bodies do not have
-                self._set_read_size(_READ_BODY)
-            self._begin_window(self._settings.rate_window_seconds)
-        super().allHeadersReceived()
+        self.persistent = self.checkPersistence(request, self._version)
+        if self.length == 0:
+            request.gotLength(0)
+            return
+        if self.length:  # which chunked bodies do not have
+            self._set_read_size(_READ_BODY)
+        self._begin_window(self._settings.rate_window_seconds)
+        request.gotLength(self.length)
+        expected = request.requestHeaders.getRawHeaders(b"Expect", (b"",))[0].lower()
+        is_awaited = expected == b"100-continue" and self._version == b"HTTP/1.1"
+        if is_awaited and not request.startedWriting:  # or it is refused
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # type: ignore[union-attr]
 
     def checkPersistence(  # noqa: N802  (Twisted's name)
         self, request: Request, version: bytes
@@ -424,11 +433,6 @@ class ApiChannel(HTTPChannel):
             request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
             return False
         return version == b"HTTP/1.1"
-
-    def _send100Continue(self) -> None:  # noqa: N802  (Twisted's name)
-        """Send leave to send the body, unless there is none or the request is refused."""
-        if self.length != 0 and not self.requests[-1].startedWriting:
-            super()._send100Continue()
 
     def count_body(self, size: int) -> None:
         """Count received bytes of the body, without its chunked framing."""
@@ -501,9 +505,9 @@ class ApiChannel(HTTPChannel):
 
     def write(self, data: bytes) -> None:
         """Write a part of a response."""
-        if not self._waitingForTransport:
+        if self._unsent > _TRANSPORT_BUFFER and not self._waitingForTransport:
             # A stream goes on for long, and it has hardly anything of all that was before.
-            self._unsent = min(self._unsent, _TRANSPORT_BUFFER)
+            self._unsent = _TRANSPORT_BUFFER
         self._unsent += len(data)
         super().write(data)
 
@@ -635,8 +639,7 @@ class ApiChannel(HTTPChannel):
     def drain_connection(self) -> None:
         """Refuse an unfinished request, or close after the current response."""
         if self.phase is ConnectionPhase.HEAD:
-            end = ServerStopping()
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, end.detail, end.retry_after)
+            self._refuse(ServerStopping())
         elif self.phase is ConnectionPhase.BODY:
             self.requests[-1].refuse_request(ServerStopping())
         elif self._websocket is not None:
@@ -654,20 +657,21 @@ class ApiChannel(HTTPChannel):
     def _on_head_deadline(self) -> None:
         """Refuse a request whose head is incomplete at its deadline."""
         seconds = self._settings.head_timeout
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's headers took over {seconds:g} s")
+        self._refuse(RequestTooSlow(f"the request's headers took over {seconds:g} s"))
 
     def _respondToBadRequestAndDisconnect(self) -> None:
-        self._refuse(_BAD_REQUEST, "malformed HTTP/1.1 request")
+        self._refuse(MalformedRequest("malformed HTTP/1.1 request"))
 
-    def _refuse(self, status: HTTPStatus, detail: str, retry_after: int | None = None) -> None:
+    def _refuse(self, error: RequestError) -> None:
         """Answer a malformed request, and close so that the answer arrives."""
         if self.phase is ConnectionPhase.CLOSED:
             return
         if any(request.startedWriting for request in self.requests):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
-        self.site.application.record_refusal(status.value, self.peer_address)
-        self.write(encode_refusal(self.site.application.origins, status, detail, retry_after))
+        application = self.site.application
+        application.record_refusal(ERROR_STATUSES[type(error)].value, self.peer_address)
+        self.write(encode_refusal(application.origins, error))
         self._close_write_side()
 
 
@@ -701,19 +705,14 @@ class ApiRequest(Request):
     _is_refused = False
     _discarded = 0
 
-    def parseCookies(self) -> None:  # noqa: N802  (Twisted's name)
-        """Parse no cookies: the daemon has none, and Twisted takes 40 ms for 32 KiB."""
-
     def gotLength(self, length: int | None) -> None:
-        """Check the headers: Twisted calls this between head and body."""
+        """Check the headers: the channel calls this between head and body."""
         channel = self.channel
         site = channel.site
         self._started_at = site.clock.seconds()
         self.method, self.clientproto = channel._command, channel._version
-        target = strip_scheme_and_host(channel._path)
         # First of all, for whatever is refused is counted and logged by its path, too.
-        path, _, self.raw_query = site.base_path.strip_prefix(target).partition(b"?")
-        self.path = collapse_slashes(path)
+        self.path, self.raw_query = site.base_path.split_target(channel._path)
         self.client_address = channel.peer_address
         try:
             if channel.is_from_proxy:
@@ -786,8 +785,6 @@ class ApiRequest(Request):
         self._is_refused = True
         self._drop_form()
         if body_follows:
-            # A client that waits for leave to send its body does not get it.
-            self.requestHeaders.removeHeader(b"Expect")
             self.setHeader(b"Connection", b"close")
             self.channel.drop_body()
         self.write(messages.prepare_error_response(self, error))

@@ -105,11 +105,6 @@ _SLASHES = re.compile(rb"/+")
 T = TypeVar("T")
 
 
-def strip_scheme_and_host(target: bytes) -> bytes:
-    """Return a request target in origin form (RFC 9112, section 3.2.1)."""
-    return target if target.startswith(b"/") else _ABSOLUTE.sub(b"", target) or b"/"
-
-
 def cache_short_queries(parse: Callable[[bytes], T]) -> Callable[[bytes], T]:
     """Return `parse`, which remembers short queries: clients that wait repeat theirs."""
     parse_short = lru_cache(256)(parse)
@@ -178,9 +173,18 @@ class BasePath:
         parts = (re.escape(part.encode()) for part in self.prefix[1:].split("/"))
         return re.compile(rb"\A/+%b(?=/)" % rb"/+".join(parts))  # clients join paths carelessly
 
-    def strip_prefix(self, target: bytes) -> bytes:
-        """Return a request target without the prefix; unchanged if it is only the prefix."""
-        return self._pattern.sub(b"", target, 1) if self.prefix else target
+    def split_target(self, target: bytes) -> tuple[bytes, bytes]:
+        """Return the path of a request target, and its query.
+
+        The path has no scheme and host (RFC 9112, section 3.2.2), and no prefix, unless it is only
+        the prefix.
+        """
+        if not target.startswith(b"/"):
+            target = _ABSOLUTE.sub(b"", target) or b"/"
+        if self.prefix:
+            target = self._pattern.sub(b"", target, 1)
+        path, _, query = target.partition(b"?")
+        return collapse_slashes(path), query
 
     def require_trailing_slash(self, path: bytes) -> None:
         """Raise ResourceMoved if the path is only the prefix, without a slash.
@@ -193,7 +197,7 @@ class BasePath:
 
 JSON_MEDIA_TYPE = b"application/json"
 
-_FRAMING = (b"Content-Length", b"Transfer-Encoding", b"Content-Type")
+_FIRST_HEADERS = (b"Content-Length", b"Transfer-Encoding", b"Content-Type")
 
 PREFLIGHT_HEADERS = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
@@ -251,19 +255,19 @@ def encode_head(request: Request, first_headers: bytes, origins: Collection[str]
     head for a complete one without a body (curl 7.88). They report the truncation if they know by
     then that a body follows, curl 8.14 only if it also knows the length of the body.
     """
-    lines = {
-        name: b"".join([b"%b: %b\r\n" % (name, value) for value in values])
-        for name, values in request.responseHeaders.getAllRawHeaders()
-    }
-    framing = [lines.pop(name) for name in _FRAMING if name in lines]
+    headers = sorted(request.responseHeaders.getAllRawHeaders(), key=_find_header_place)
     return b"%b %d %b\r\n%b%b%b\r\n" % (
         request.clientproto,
         request.code,
         request.code_message,
         first_headers,
-        b"".join([*framing, *lines.values()]),
+        b"".join([b"%b: %b\r\n" % (name, value) for name, values in headers for value in values]),
         encode_general_headers(origins, request.requestHeaders),
     )
+
+
+def _find_header_place(header: tuple[bytes, Sequence[bytes]]) -> int:
+    return _FIRST_HEADERS.index(header[0]) if header[0] in _FIRST_HEADERS else len(_FIRST_HEADERS)
 
 
 def set_headers(request: IRequest, headers: Mapping[bytes, bytes]) -> None:
@@ -357,17 +361,14 @@ def make_error_response(
     return status, headers, make_problem_details(status, detail, **members)
 
 
-def encode_refusal(
-    origins: Collection[str], status: HTTPStatus, detail: str, retry_after: int | None
-) -> bytes:
+def encode_refusal(origins: Collection[str], error: errors.RequestError) -> bytes:
     """Return the whole response to a malformed request, the last one of its connection."""
-    again = {} if retry_after is None else {b"Retry-After": b"%d" % retry_after}
-    body = make_problem_details(status, detail)
+    status, headers, body = make_error_response(error)
     content = make_content_headers(body, PROBLEM_DETAILS_MEDIA_TYPE)
     return b"HTTP/1.1 %d %b\r\n%b%b\r\n%b" % (
         status,
         status.phrase.encode(),
-        encode_headers({**content, b"Connection": b"close", **again}),
+        encode_headers({**content, b"Connection": b"close", **headers}),
         encode_general_headers(origins, Headers()),
         body,
     )
