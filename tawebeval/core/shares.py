@@ -174,12 +174,15 @@ class RetrySchedule:
         """Return the seconds after which a refused client is to come back.
 
         `caller` is the caller whose share is used up; None if the queue is full. Of the ends, a
-        caller has the part of one of `caller_count` callers that wait.
+        caller has the part of one of `caller_count` callers that wait. The time since the last end
+        counts if it is longer than the mean.
 
         If the next free end is over 2 minutes ahead, several clients get the same time, in the
         second of these minutes.
         """
-        interval = self.interval * max(1, caller_count)
+        lasted = 0.0 if self._since is None else now - self._since
+        interval = self.interval + max(0.0, lasted - self.interval) / (self._measured + 1)
+        interval *= max(1, caller_count)
         delay = max(0.0, self._planned.get(caller, now) - now) + interval
         if delay > MOST_SECONDS:
             half = MOST_SECONDS / 2

@@ -142,6 +142,11 @@ class IntervalTests(SynchronousTestCase):
         schedule.record_evaluation_end(9999.5, are_all_slots_used=True)
         self.assertAlmostEqual(schedule.interval, 0.5, 2)
 
+    def test_runs_that_have_lasted_longer_than_the_mean_delay_retries(self) -> None:
+        schedule = measured(0.5)
+        self.assertEqual([schedule.schedule_retry(now) for now in (0, 0.5)], [1, 1])
+        self.assertGreater(schedule.schedule_retry(900), 20)
+
 
 class PlanTests(SynchronousTestCase):
     @given(
