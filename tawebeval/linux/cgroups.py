@@ -500,15 +500,16 @@ def find_pids_controller_parent(description: str) -> str | None:
 
 def _probe(parent: CgroupDirectory, resources: Set[Resource]) -> dict[Resource, str]:
     """Try to limit resources by a child cgroup; return why that does not work, for each."""
-    group = parent / _PROBE
-    try:
-        group.make_cgroup()
-        _set_limits(group, LimitSettings(), resources)
-    except OSError as error:
-        return dict.fromkeys(resources, _reason(error))
-    finally:
-        kill_and_remove([group])
-    return {}
+    group, missing = parent / _PROBE, dict[Resource, str]()
+    for tried in (*({each} for each in resources), _DIVIDED & resources):
+        try:
+            group.make_cgroup()
+            _set_limits(group, LimitSettings(), tried - missing.keys())
+        except OSError as error:
+            missing |= dict.fromkeys(tried - missing.keys(), _reason(error))
+        finally:
+            kill_and_remove([group])
+    return missing
 
 
 def _reason(error: OSError) -> str:

@@ -209,6 +209,15 @@ class ParentTests(CgroupsTestCase):
         self.make_machine("cpu pids")
         self.check(self.machine.open(), LESS, "has no controller 'memory'")
 
+    def test_refused_limit_of_one_resource_leaves_the_others(self) -> None:
+        self.machine.refusals["/probe/memory.max"] = errno.EPERM
+        self.assertEqual(set(self.machine.open().unenforced_resources), {"memory"})
+
+    def test_without_limits_for_each_program_processor_time_is_still_shared(self) -> None:
+        self.machine.refusals["/probe/cgroup.subtree_control"] = errno.EPERM
+        missing = self.machine.open().unenforced_resources
+        self.assertEqual(set(missing), {"memory", "processes"})
+
     def test_nothing_that_works_leaves_nothing(self) -> None:
         self.machine.refusals["/probe"] = errno.EACCES
         self.check(self.machine.open(), set())
