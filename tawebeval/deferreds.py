@@ -14,8 +14,8 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from threading import Thread
 from typing import Any, Generic, TypeVar
@@ -353,7 +353,7 @@ class FairQueue:
         self._waiters = Share(SharedResource.QUEUE, queued, queued_per_caller or None)
         self._is_dispatching = False
         self._running: dict[str, str] = {}  # callers by the names of holders
-        self._suspended: dict[str, str] = {}  # likewise
+        self._suspended: set[str] = set()  # holders of slots that others may have meanwhile
         self._callers: dict[str, str] = {}  # those of the waiters, by name
         # By caller in the order of turns: the waiters in their order, with None for one that is not
         # ready. None is empty. Unlike those of a dict, the first item is always found at once.
@@ -368,7 +368,7 @@ class FairQueue:
     @property
     def taken_slot_count(self) -> int:
         """Number of slots taken."""
-        return self._slots.used
+        return self._slots.used - len(self._suspended)
 
     @property
     def waiter_count(self) -> int:
@@ -378,7 +378,7 @@ class FairQueue:
     @property
     def has_free_slot(self) -> bool:
         """Whether a slot is free, perhaps because a waiter is not ready."""
-        return self._slots.used < self._slots.total
+        return self.taken_slot_count < self._slots.total
 
     @property
     def waiting_caller_count(self) -> int:
@@ -389,7 +389,7 @@ class FairQueue:
         """Return whether one more waiter of `caller` would exceed `queued`."""
         # A waiter that is not ready waits beside free slots, which others may have meanwhile.
         slots, waiters = self._slots, self._waiters
-        free = slots.total - slots.used if self._may_run(caller) else 0
+        free = slots.total - self.taken_slot_count if self._may_run(caller) else 0
         return waiters.used >= waiters.total + free
 
     def is_caller_quota_exhausted(self, caller: str) -> bool:
@@ -426,15 +426,21 @@ class FairQueue:
             self._dispatch_slots()
         return slot
 
-    async def run_in_turn(self, caller: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of an asynchronous call, which has a slot meanwhile."""
+    @asynccontextmanager
+    async def take_turn(self, caller: str) -> AsyncIterator[None]:
+        """Have a slot within the context."""
         self._call_count += 1
         holder = f"call {self._call_count}"
         try:
             await self.acquire_slot(holder, caller)
-            return await call()
+            yield
         finally:
             self.release_slot(holder)
+
+    async def run_in_turn(self, caller: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of an asynchronous call, which has a slot meanwhile."""
+        async with self.take_turn(caller):
+            return await call()
 
     def take_slot_unconditionally(self, holder: str, caller: str = ANONYMOUS_CALLER) -> None:
         """Take a slot, whatever the bounds are."""
@@ -443,8 +449,7 @@ class FairQueue:
 
     def release_slot_keep_quota(self, holder: str) -> None:
         """Give back the slot of `holder`, which counts for its caller until `release_slot`."""
-        self._suspended[holder] = self._running.pop(holder)
-        self._slots.used -= 1
+        self._suspended.add(holder)
         self._dispatch_slots()
 
     def release_slot(self, holder: str) -> None:
@@ -452,9 +457,7 @@ class FairQueue:
         if holder in self._callers:
             self._remove_waiter(holder)
             return
-        if holder in self._suspended:
-            self._running[holder] = self._suspended.pop(holder)
-            self._slots.used += 1
+        self._suspended.discard(holder)
         if holder in self._running:
             self._slots.give_back(1, self._running.pop(holder))
             self._dispatch_slots()

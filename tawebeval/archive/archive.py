@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import attrs
-from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from tawebeval.archive.files import (
@@ -43,6 +42,7 @@ from tawebeval.core.events import (
     EventRing,
 )
 from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size
 from tawebeval.linux.filetree import describe_disk_error, rename_durably
@@ -147,7 +147,7 @@ class EvaluationArchive:
         ),
         init=False,
     )
-    _changes: DeferredLock = attrs.field(factory=DeferredLock)
+    _changes: FairQueue = attrs.field(factory=lambda: FairQueue(1))
     _has_started: bool = False
     _has_counted: bool = False  # the rows of earlier processes
     _is_removing: bool = False
@@ -181,7 +181,7 @@ class EvaluationArchive:
         else of the evaluation is needed. Raises: StoreError of `save_row`, which has then taken
         back what the row says.
         """
-        async with self._changes:
+        async with self._changes.take_turn(ended.caller):
             try:
                 stored = await self._writer.run_in_thread(self._write_files, ended)
             except ArchiveFileTooLarge as error:
@@ -300,7 +300,7 @@ class EvaluationArchive:
 
     async def _count_rows(self) -> None:
         """Count what is archived, also by earlier processes. Raises: StoreError."""
-        async with self._changes:
+        async with self._changes.take_turn(ANONYMOUS_CALLER):
             await self._rows.flush()
             found = await self._rows.count_archived()
             self.evaluation_count = sum(count for count, _ in found.values())
@@ -318,7 +318,7 @@ class EvaluationArchive:
 
     async def _remove_some(self) -> bool:
         """Remove up to `MAX_REMOVALS_PER_STEP`; return whether others may be left to remove."""
-        async with self._changes:
+        async with self._changes.take_turn(ANONYMOUS_CALLER):
             latest = self._read_clock() - self.settings.days * _DAY
             rows = await self._rows.list_oldest_archived(MAX_REMOVALS_PER_STEP, ended_before=latest)
             rows = rows or await self._list_excess()

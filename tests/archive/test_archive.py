@@ -242,6 +242,21 @@ class ReadingTests(ArchiveTestCase):
 
 
 class StoringTests(ArchiveTestCase):
+    def test_ends_of_one_caller_do_not_delay_those_of_another(self) -> None:
+        threads: Any = SlowThreads()
+        self.archive._writer = threads
+
+        async def save_row(_: StoredEvaluation) -> None:
+            pass
+
+        for caller in (*["alice"] * 50, "bob"):
+            ended = EndedEvaluation(caller, caller, {"status": {}}, lambda: make_ring(3))
+            done = Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
+        for _ in range(3):
+            threads.step()
+        self.assertTrue(self.successResultOf(done))
+        threads.finish()
+
     def assert_lost(self, reason: Any, message: str) -> None:
         """Hold that an evaluation was not archived, and left nothing."""
         said = self.messages(lambda: self.assertFalse(self.store()))
