@@ -13,7 +13,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Any, Protocol
 
@@ -46,7 +46,8 @@ from twisted.web.iweb import (
 from zope.interface import implementer
 
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
-from tawebeval.deferreds import OneShotEvent, WorkerThreads, make_one_shot_event
+from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tawebeval.deferreds import FairQueue, OneShotEvent, WorkerThreads, make_one_shot_event
 from tawebeval.errors import ForbiddenHost, TawebevalError
 
 LOOKUP_TIMEOUT = 30.0
@@ -69,7 +70,7 @@ class LookupUnanswered(TawebevalError):
 class Resolver(Protocol):
     """Source of addresses."""
 
-    async def look_up_host(self, host: str) -> Sequence[IPAddress]:
+    async def look_up_host(self, host: str, caller: str) -> Sequence[IPAddress]:
         """Return the addresses of a host. Raises: OSError, as getaddrinfo(3) does."""
 
 
@@ -98,19 +99,21 @@ class SystemResolver:
     A running look-up cannot be stopped: without waiters it keeps its thread until the system gives
     up. So a host whose name server does not answer takes one thread, however often it is asked for.
     A look-up without waiters that has no thread yet never starts. The threads end with the process.
+    Callers take turns: `slots` has one for each thread, of which a caller has a part.
     """
 
-    def __init__(self, threads: WorkerThreads) -> None:
-        self._threads = threads
+    def __init__(self, threads: WorkerThreads, slots: FairQueue) -> None:
+        self._threads, self._slots = threads, slots
         self._lookups: dict[str, _Lookup] = {}
 
-    async def look_up_host(self, host: str) -> Sequence[IPAddress]:
+    async def look_up_host(self, host: str, caller: str) -> Sequence[IPAddress]:
         """Return the addresses of a host. Raises: OSError."""
         lookup = self._lookups.get(host)
         if lookup is None:
             lookup = self._lookups[host] = _Lookup(host)
+            resolve = partial(self._threads.run_in_thread, lookup.resolve)
             lookup.outcome = make_one_shot_event(
-                Deferred.fromCoroutine(self._threads.run_in_thread(lookup.resolve))
+                Deferred.fromCoroutine(self._slots.run_in_turn(caller, resolve))
             )
             lookup.outcome.add_callback(lambda _: self._remove(host, lookup))
         lookup.waiters += 1
@@ -140,7 +143,10 @@ class CheckedResolver:
         self._policy.check_host(server)
 
     async def find_addresses(
-        self, server: ServerAddress, timeout: float = LOOKUP_TIMEOUT
+        self,
+        server: ServerAddress,
+        timeout: float = LOOKUP_TIMEOUT,
+        caller: str = ANONYMOUS_CALLER,
     ) -> Sequence[IPAddress]:
         """Return the addresses to try in turn, within `timeout` seconds.
 
@@ -148,7 +154,9 @@ class CheckedResolver:
         """
         self.check_host(server)
         addresses = (
-            [server.ip_address] if server.ip_address else await self._look_up(server.host, timeout)
+            [server.ip_address]
+            if server.ip_address
+            else await self._look_up(server.host, timeout, caller)
         )
         try:
             return self._policy.choose_addresses(server, addresses)
@@ -160,8 +168,8 @@ class CheckedResolver:
             )
             raise
 
-    async def _look_up(self, host: str, timeout: float) -> Sequence[IPAddress]:
-        looked_up = Deferred.fromCoroutine(self._resolver.look_up_host(host))
+    async def _look_up(self, host: str, timeout: float, caller: str) -> Sequence[IPAddress]:
+        looked_up = Deferred.fromCoroutine(self._resolver.look_up_host(host, caller))
         try:
             addresses = await looked_up.addTimeout(timeout, self._clock)
         except TookTooLong:

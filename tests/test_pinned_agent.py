@@ -13,6 +13,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import HostPolicy, IPAddress, parse_server_address
+from tawebeval.deferreds import FairQueue
 from tawebeval.pinned_agent import CheckedResolver, LookupUnanswered, SystemResolver, UnknownHost
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import SlowThreads
@@ -55,7 +56,7 @@ class SystemResolverTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.threads: Any = SlowThreads()
-        self.resolver = SystemResolver(self.threads)
+        self.resolver = SystemResolver(self.threads, FairQueue(8))
         self.asked: list[str] = []
         self.error: OSError | None = None
         self.patch(socket, "getaddrinfo", self.getaddrinfo)
@@ -73,7 +74,7 @@ class SystemResolverTests(SynchronousTestCase):
 
     def look_up(self, host: str = "a.example") -> Deferred[Any]:
         """Look a host up."""
-        return Deferred.fromCoroutine(self.resolver.look_up_host(host))
+        return Deferred.fromCoroutine(self.resolver.look_up_host(host, "alice"))
 
     def test_addresses_are_in_the_order_of_the_system(self) -> None:
         asked = self.look_up()

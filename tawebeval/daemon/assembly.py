@@ -481,7 +481,8 @@ class ThreadPools:
 
     def make_resolver(self, count: int, name: str) -> SystemResolver:
         """Return a resolver. A silent name server blocks one of its threads for a minute."""
-        return SystemResolver(self.make_threads(count, name, abandons_running_calls=True))
+        threads = self.make_threads(count, name, abandons_running_calls=True)
+        return SystemResolver(threads, FairQueue(count, running_per_caller=(count + 1) // 2))
 
 
 def open_lasting_starter(

@@ -18,7 +18,6 @@ from itertools import pairwise
 from typing import Any
 
 import attrs
-import orjson
 from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as WaitTimedOut
 
@@ -675,5 +674,4 @@ def _make_entry(details: EvaluationDetails, wanted: EvaluationFilter) -> ListEnt
     """Return what a list shows of an evaluation, None if the filter does not hold for it."""
     if not wanted.matches(details):
         return None
-    entry = build_listing_entry(details)
-    return ListEntry(entry["created"], orjson.dumps(entry))
+    return ListEntry.encode(build_listing_entry(details))

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import orjson
 from twisted.internet.defer import gatherResults
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive
 from tawebeval.archive.files import KeptSubmission
-from tawebeval.core.evaluations import EvaluationState, IdentifierIssuer, StoredEvaluation
+from tawebeval.core.evaluations import (
+    EvaluationState,
+    IdentifierIssuer,
+    StoredEvaluation,
+    encode_kept_json,
+)
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.shares import RetrySchedule, Share
 from tawebeval.core.tokens import ANONYMOUS_CALLER
@@ -367,7 +371,7 @@ class EvaluationRegistry:
         if callback is None or callback.state.is_final:
             return
         callback.state = CallbackState.PENDING
-        callback.document = callback.document or orjson.dumps(build_status(evaluation, None))
+        callback.document = callback.document or encode_kept_json(build_status(evaluation, None))
 
         async def store() -> None:
             evaluation.save()

@@ -1,6 +1,6 @@
 """Callbacks: their queue, attempts, retries, and the memory limit.
 
-Attempts take turns between callers, and pending documents take at most `MAX_PENDING_BYTES`. Beyond
+Attempts take turns between callers, and pending callbacks take at most `MAX_PENDING_BYTES`. Beyond
 it, the oldest delivery of the caller with the most bytes is given up, so a receiver that is down
 does not affect other callers. A stop of the daemon ends nothing: the store has the documents,
 and the next process goes on.
@@ -98,22 +98,26 @@ class WebhookSender:
         """Check the URL without a look-up. Raises: ForbiddenHost."""
         self._resolver.check_host(parse_callback_url(url))
 
-    async def post_document(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
-        """Make one attempt. Every failure becomes a result.
+    async def post_document(
+        self, url: str, headers: dict[str, str], body: bytes, caller: str
+    ) -> AttemptResult:
+        """Make one attempt for a caller. Every failure becomes a result.
 
         A cancellation after the status has arrived has no effect: the status counts.
         """
-        attempt = Deferred.fromCoroutine(self._attempt(url, headers, body))
+        attempt = Deferred.fromCoroutine(self._attempt(url, headers, body, caller))
         try:
             return await attempt.addTimeout(ATTEMPT_TIMEOUT, self._clock)
         except TookTooLong:
             reason = f"no answer within {ATTEMPT_TIMEOUT} seconds"
             return AttemptResult(RequestOutcome.RETRY, reason)
 
-    async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
+    async def _attempt(
+        self, url: str, headers: dict[str, str], body: bytes, caller: str
+    ) -> AttemptResult:
         target = parse_callback_url(url)
         try:
-            addresses = await self._resolver.find_addresses(target)
+            addresses = await self._resolver.find_addresses(target, caller=caller)
         except ForbiddenHost as error:
             return AttemptResult(RequestOutcome.REFUSED, str(error))
         except (UnknownHost, LookupUnanswered) as error:
@@ -152,11 +156,11 @@ _FIELD = "callback_url"
 BACKOFF = Backoff(8, 5, 600)
 """Pauses between the attempts, which take 5 to 10 minutes together."""
 
-MAX_PENDING_BYTES = 16 * MIB
+MAX_PENDING_BYTES = 32 * MIB
 """Bytes of pending callbacks; beyond it the caller with most bytes loses its oldest callback."""
 
-DELIVERY_OVERHEAD_BYTES = 4096
-"""Bytes of memory of a delivery besides its document, rounded up."""
+DELIVERY_OVERHEAD_BYTES = 16 * 1024
+"""Bytes of memory of a delivery and its evaluation besides texts, rounded up."""
 
 log = Logger()
 
@@ -177,7 +181,8 @@ class Delivery:
     @property
     def size(self) -> int:
         """Size in bytes, as it counts towards `MAX_PENDING_BYTES`."""
-        return len(self.callback.document) + DELIVERY_OVERHEAD_BYTES
+        # The evaluation has the texts, too: in its details, and stderr once more in its last event.
+        return 3 * len(self.callback.document) + DELIVERY_OVERHEAD_BYTES
 
 
 @attrs.define(eq=False)
@@ -351,7 +356,9 @@ class CallbackQueue:
             headers = secrets.sign_body(
                 callback.caller, callback.webhook_id, int(self._time()), callback.document
             )
-            return await self._sender.post_document(callback.url, headers, callback.document)
+            return await self._sender.post_document(
+                callback.url, headers, callback.document, callback.caller
+            )
         finally:
             self._slots.release_slot(callback.webhook_id)
 

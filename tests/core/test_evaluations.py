@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tracemalloc
 from collections.abc import Callable
 from itertools import chain, pairwise
 from pathlib import Path
@@ -274,6 +275,18 @@ def identify(entry: ListEntry) -> str:
     """Return the identifier of an entry."""
     identifier: str = orjson.loads(orjson.dumps(entry.json_fragment))["evaluation_id"]
     return identifier
+
+
+class EntryTests(SynchronousTestCase):
+    def test_entry_takes_no_more_memory_than_its_bytes(self) -> None:
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        document = {"created": "", "metadata": "x" * 2000}
+        before, _ = tracemalloc.get_traced_memory()
+        entries = [ListEntry.encode(document) for _ in range(100)]
+        after, _ = tracemalloc.get_traced_memory()
+        self.assertEqual(orjson.loads(entries[0].encoded_json), document)
+        self.assertLess(after - before, 100 * 2300)
 
 
 class JointListTests(SynchronousTestCase):

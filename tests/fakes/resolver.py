@@ -21,7 +21,7 @@ class FakeResolver:
         self.asked: list[str] = []
         self.silent = False
 
-    async def look_up_host(self, host: str) -> Sequence[IPAddress]:
+    async def look_up_host(self, host: str, caller: str = "") -> Sequence[IPAddress]:
         self.asked.append(host)
         if self.silent:
             await Deferred()

@@ -22,7 +22,12 @@ from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
 from tawebeval.webhooks import deliveries
-from tawebeval.webhooks.deliveries import AttemptResult, CallbackQueue, make_callback_queue
+from tawebeval.webhooks.deliveries import (
+    DELIVERY_OVERHEAD_BYTES,
+    AttemptResult,
+    CallbackQueue,
+    make_callback_queue,
+)
 from tawebeval.webhooks.records import CallbackRecord, CallbackState
 from tawebeval.webhooks.signing import parse_secrets
 from tests.cases.secrets import NEW, OLD, format_secret
@@ -56,7 +61,9 @@ class FakeSender:
         if self.forbidden:
             raise ForbiddenHost("the host is forbidden")
 
-    async def post_document(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
+    async def post_document(
+        self, url: str, headers: dict[str, str], body: bytes, caller: str
+    ) -> AttemptResult:
         self.posted.append((url, headers, body))
         self.times.append(self._clock.seconds())
         if self.held:
@@ -310,7 +317,7 @@ class ManyTests(CallbacksTestCase):
 
 
 class RoomTests(CallbacksTestCase):
-    pending_bytes = 4 * (4096 + 100)
+    pending_bytes = 4 * (DELIVERY_OVERHEAD_BYTES + 300)
 
     def test_caller_with_most_bytes_loses_its_oldest_callback(self) -> None:
         self.sender.results = [BAD]
@@ -318,7 +325,7 @@ class RoomTests(CallbacksTestCase):
         alices = [self.send("alice", b"a" * 100) for _ in range(3)]
         self.assertEqual(self.callbacks.pending_count, 4)
         alices.append(self.send("alice", b"a" * 100))
-        why = "the caller's pending callbacks exceed 16.4 KiB; last error: the status 500"
+        why = "the caller's pending callbacks exceed 65.2 KiB; last error: the status 500"
         self.check(alices[0], CallbackState.GIVEN_UP, 1, why)
         self.assertEqual([one.state for one in alices[1:]], [CallbackState.PENDING] * 3)
         self.assertEqual(bob.state, CallbackState.PENDING)
@@ -336,7 +343,7 @@ class RoomTests(CallbacksTestCase):
         self.sender.held = True
         left: list[tuple[CallbackRecord, int]] = []
         for caller, length in drawn:
-            left.append((self.send(caller, bytes(length)), 4096 + length))
+            left.append((self.send(caller, bytes(length)), DELIVERY_OVERHEAD_BYTES + 3 * length))
             while sum(size for _, size in left) > self.pending_bytes:
                 sizes: Counter[str] = Counter()
                 for callback, size in left:
@@ -359,7 +366,7 @@ class RoomTests(CallbacksTestCase):
         bob = self.send("bob", b"")
         alice = self.send("alice", b"a" * self.pending_bytes)
         self.check(
-            alice, CallbackState.GIVEN_UP, 0, "the caller's pending callbacks exceed 16.4 KiB"
+            alice, CallbackState.GIVEN_UP, 0, "the caller's pending callbacks exceed 65.2 KiB"
         )
         self.assertEqual(len(self.sender.posted), 1)
         self.assertEqual(bob.state, CallbackState.PENDING)
@@ -370,7 +377,7 @@ class RoomTests(CallbacksTestCase):
         for _ in range(4):
             self.send("alice", b"")
         self.check(
-            first, CallbackState.GIVEN_UP, 1, "the caller's pending callbacks exceed 16.4 KiB"
+            first, CallbackState.GIVEN_UP, 1, "the caller's pending callbacks exceed 65.2 KiB"
         )
         self.assertEqual(len(self.sender.posted), 3)
 
