@@ -13,9 +13,11 @@ from click.testing import CliRunner
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.cli import main as command
-from tawebeval.config import Configuration
+from tawebeval.config import CallerSettings, Configuration
 from tawebeval.daemon.reload import compute_stop_timeout
+from tawebeval.daemon.tap import Options
 from tawebeval.sandbox.seccomp import ALLOWED_CALLS
+from tawebeval.web.auth import find_token_file
 from tests.cases.documented import doctors, properties
 from tests.cases.patience import PATIENCE
 from tests.run import ROOT
@@ -66,6 +68,27 @@ class UnitTests(SynchronousTestCase):
             self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
             self.assertIn(f"Overall exposure level for {name}:", run.stdout)
 
+    def test_service_starts_a_valid_command(self) -> None:
+        command = shlex.split(read_unit("tawebeval.service")["Service"]["ExecStart"])
+        twistd = [TWISTD, "--nodaemon", "--pidfile=", "tawebeval"]
+        self.assertEqual(command[:4], twistd)
+        options = Options()
+        options.parseOptions(command[4:])
+        self.assertEqual(options["config"], "/etc/tawebeval/tawebeval.toml")
+        self.assertEqual(options["listen"], ("systemd:domain=INET:index=0",))
+
+    def test_reload_checks_the_configuration_of_the_start_before_the_signal(self) -> None:
+        text = (UNITS / "tawebeval.service").read_text()
+        checking, signalling = re.findall("^ExecReload=(.*)$", text, re.MULTILINE)
+        program, name, *arguments = shlex.split(checking)
+        self.assertEqual((program, name), (f"{PROGRAMS}/tawebeval", "check"))
+        started = Options()
+        started.parseOptions(
+            shlex.split(read_unit("tawebeval.service")["Service"]["ExecStart"])[4:]
+        )
+        self.assertEqual(arguments, ["--config", started["config"]])
+        self.assertEqual(shlex.split(signalling), ["/bin/sh", "-c", "kill -HUP ${MAINPID}"])
+
     def test_check_tells_a_mistake_by_its_exit_status(self) -> None:
         file = Path(self.mktemp()).absolute()
         for text, message in (
@@ -79,6 +102,15 @@ class UnitTests(SynchronousTestCase):
             ended = CliRunner().invoke(command, ["check", "--config", str(file)])
             self.assertEqual(ended.exit_code, 2 if message else 0, ended.output)
             self.assertIn(message, ended.output)
+
+    def test_credential_is_the_file_of_tokens(self) -> None:
+        name, _, path = read_unit("tawebeval.service")["Service"]["LoadCredential"].partition(":")
+        self.assertEqual(path, "/etc/tawebeval/tokens")
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        (folder / name).touch()
+        found = find_token_file(CallerSettings(), {"CREDENTIALS_DIRECTORY": str(folder)})
+        self.assertEqual(found, folder / name)
 
     def test_documented_doctor_has_the_lines_of_the_unit_that_matter(self) -> None:
         # ProtectProc= mounts a new /proc: in a container the sandbox of the doctor fails without.
