@@ -41,13 +41,26 @@ for (const name of ["editor", "markdown"]) {
   }
 }
 
+// Swagger UI is bundled already; its source map is not served.
+for (const kind of ["js", "css"]) {
+  const file = kind === "js" ? "swagger-ui-bundle.js" : "swagger-ui.css";
+  const content = readFileSync(join("node_modules/swagger-ui-dist", file), "utf8");
+  const text = content.replace(/\n\/[/*]# sourceMappingURL=.*\s*$/, "\n");
+  writeFileSync(join(folder, `vendor-swagger-ui.${kind}`), text);
+}
+packages.add("swagger-ui-dist");
+
 const licences = [...packages].sort().map((name) => {
   const place = join("node_modules", name);
   const { version, license } = JSON.parse(readFileSync(join(place, "package.json")));
   const file = readdirSync(place).find((entry) => /^licen[cs]e/i.test(entry));
   if (file === undefined) throw new Error(`${name} has no file with its licence`);
-  return `${name} ${version} (${license})\n\n${readFileSync(join(place, file), "utf8").trim()}\n`;
+  // What a package has bundled itself, and a notice that has to go with it.
+  const isFurther = (entry) => /^(notice|swagger-ui-bundle\.js\.licen[cs]e)/i.test(entry);
+  const names = [file, ...readdirSync(place).filter(isFurther)];
+  const texts = names.map((entry) => readFileSync(join(place, entry), "utf8").trim());
+  return `${name} ${version} (${license})\n\n${texts.join("\n\n")}\n`;
 });
-const head = "Libraries in vendor-editor.js and vendor-markdown.js, bundled by `make vendor`.\n";
+const head = "Libraries in vendor-*, bundled by `make vendor`.\n";
 const text = [head, ...licences].join(`\n${"-".repeat(72)}\n\n`);
 writeFileSync(join(folder, "vendor-licences.txt"), text);

@@ -82,7 +82,7 @@ from tawebeval.web.server.messages import (
     prepare_response,
     set_headers,
 )
-from tawebeval.web.streams import StreamTurns
+from tawebeval.web.streams import MAX_STREAM_WRITE_BYTES, StreamTurns, send_in_parts
 from tawebeval.web.upload import FormReceiver, FormReceivers
 
 log = Logger()
@@ -226,6 +226,8 @@ class WebContext:
 
 OPENAPI_PATH = "/openapi.json"
 
+_PAGE_PATHS = {"index.html": "/", "docs.html": "/docs"}
+
 _MEDIA_TYPES = {
     "html": b"text/html; charset=utf-8",
     "css": b"text/css; charset=utf-8",
@@ -285,7 +287,7 @@ class StaticResource:
 
 
 def _load_resources() -> dict[str, StaticResource]:
-    """Return all static resources by path; `static/index.html` is at `/`."""
+    """Return all static resources by path; an HTML file is a page at a path of its own."""
     package = files("tawebeval.web")
     document = orjson.loads((package / "openapi.json").read_bytes())
     document["info"]["version"] = __version__
@@ -296,7 +298,7 @@ def _load_resources() -> dict[str, StaticResource]:
         media_type = _MEDIA_TYPES.get(file.name.rpartition(".")[2])
         if media_type is None:  # an editor's backup or swap file
             continue
-        path = "/" if file.name == "index.html" else f"/static/{file.name}"
+        path = _PAGE_PATHS.get(file.name, f"/static/{file.name}")
         resources[path] = StaticResource(file.read_bytes(), media_type, _PAGE_HEADERS)
     return resources
 
@@ -306,21 +308,26 @@ STATIC_RESOURCES: Mapping[str, StaticResource] = _load_resources()
 _COMPRESSED_RESOURCES = {path: found.compress() for path, found in STATIC_RESOURCES.items()}
 
 
-def add_static_routes(app: Klein) -> None:
-    """Add the routes of all static resources to `app`."""
+def add_static_routes(app: Klein, turns: StreamTurns) -> None:
+    """Add the routes of all static resources to `app`; large ones are sent in `turns`."""
 
     @app.route("/", methods=["GET"])
+    @app.route("/docs", methods=["GET"])
     @app.route("/static/<name>", methods=["GET"])
     @app.route(OPENAPI_PATH, methods=["GET"])
-    def static_resource(request: ApiRequest, name: str = "") -> bytes:
-        """Return the page, a file that it loads, or the OpenAPI description."""
+    async def static_resource(request: ApiRequest, name: str = "") -> bytes:
+        """Return a page, a file that it loads, or the OpenAPI description."""
         accepted = parse_weights(get_header_elements(request.requestHeaders, "Accept-Encoding"))
         is_gzip = accepted.get("gzip", accepted.get("*"))
         resources = _COMPRESSED_RESOURCES if is_gzip else STATIC_RESOURCES
         resource = resources.get(f"/static/{name}" if name else decode_path(request.path))
         if resource is None:
             raise NotFound
-        return resource.send_response(request)
+        body = resource.send_response(request)
+        if request.method == b"GET" and len(body) > MAX_STREAM_WRITE_BYTES:
+            await send_in_parts(request, body, turns)
+            return b""
+        return body
 
 
 EVALUATE_ROUTE = "/evaluate"
@@ -417,7 +424,7 @@ def make_app(context: WebContext) -> Klein:
         return prepare_json_response(request, {"data": listed})
 
     add_legacy_routes(app, context)
-    add_static_routes(app)
+    add_static_routes(app, context.stream_turns)
     _add_operator_routes(app, context)
 
     @app.route(STATUS_ROUTE, methods=["GET"])

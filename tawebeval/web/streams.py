@@ -229,6 +229,16 @@ async def send_stream(
     request.unregisterProducer()
 
 
+async def send_in_parts(request: ApiRequest, body: bytes, turns: StreamTurns) -> None:
+    """Write a large body in parts: a client that takes none has one of them in memory."""
+    flow = StreamFlowControl(turns, request.caller)
+    request.registerProducer(flow, True)
+    for begin in range(0, len(body), MAX_STREAM_WRITE_BYTES):
+        request.write(body[begin : begin + MAX_STREAM_WRITE_BYTES])
+        await flow.wait_until_ready()
+    request.unregisterProducer()
+
+
 # Close codes: after the last event; of a defect of the daemon; if events cannot be read now (IANA's
 # registry of close codes); if an acknowledgement has discarded events before they were sent.
 _COMPLETE, _FAILED, _TRY_AGAIN, _DISCARDED = 1000, 1011, 1013, 4410
