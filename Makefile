@@ -78,7 +78,7 @@ man: ## write a manual page for each command into build/man
 	$(SETUP) --extras man
 	$(BIN)/python scripts/manpages build/man
 
-docs: ## build the documentation site into build/docs; fails for a broken link
+docs: ## build the documentation site into build/docs; fails for a broken link; REPOSITORY_URL=
 	$(SETUP) --extras docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
