@@ -16,7 +16,7 @@ Results = Mapping[str, Sequence[Row | NotMeasured]]
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
-_HEADINGS = ("benchmark", "what", "ours", "baseline", "", "ratio", "spread", "target", "")
+_HEADINGS = ("benchmark", "what", "ours", "baseline", "ratio", "target")
 _MACHINE = "## Machine\n\n"
 _FIGURES = "## Figures\n\n"
 _RENEWED = "renewed later: "
@@ -33,34 +33,15 @@ _ABOUT = """\
 
 How fast the daemon is, compared with simple programs that do the same work.
 
-- `python -m benchmarks --write` writes this page, except the last section; `python -m benchmarks
-  NAME... --write` only the rows of these benchmarks. Each module in `benchmarks/rows/` says what it
-  measures, and what made it no faster.
+- `python -m benchmarks --write` writes this page, except the last section. Each module in
+  `benchmarks/rows/` says what it measures, and what its baseline is.
 - Everything runs on one machine, over loopback. Daemon and baseline alternate, and the ratio (ours
   to the baseline) is formed within each round, so other load hardly changes it.
-- Figures are medians of the rounds. The spread has the least and the greatest ratio, or figure
-  without a baseline.
-- A target in brackets is optional.
+- Figures are medians of the rounds. In brackets are the least and the greatest ratio, or figure
+  without a baseline. A target in brackets is optional.
 - "By processor time" means per second of processor time of the program.
 - Ours is the daemon under twistd, over HTTP. Three benchmarks use its modules in a small program:
   stdout, floods and memory.
-
-| baseline | |
-| --- | --- |
-| bare `ProcessProtocol` | Twisted's `spawnProcess`, and a protocol that counts bytes |
-| asyncio | `async for line` of a subprocess, a dict and `json.dumps` for each event |
-| a bare Site | `twisted.web` with a static resource of the same bytes, no access log |
-| Starlette | uvicorn with httptools and uvloop |
-| a raw forwarder | Twisted, from the stdout of a process to a socket |
-| a forwarder in Go | net/http, bufio, encoding/json: the same events |
-| `posix_spawn` | the same command, by `/bin/sh -c` |
-| isolate | `--init`, `--run`, `--cleanup` with the same command, without cgroups (`ISOLATE=PATH`) |
-| `git fetch` by hand | `--depth 1`, into a new bare repository, the daemon's URL; and a check-out |
-| nginx | one process that writes the body to a file, 128 KiB at a time |
-
-`make soak` checks correctness under load: 200 evaluators in the sandbox print 2 GB to readers that
-are slow, reconnect or disappear. It compares each stream with the printed output, and looks for
-leaks of memory, processes, directories, descriptors and objects.
 """
 
 
@@ -81,20 +62,20 @@ def table(results: Results) -> list[Cells]:
 def _cells(row: Row | NotMeasured) -> Cells:
     if isinstance(row, NotMeasured):
         return (row.what, *[""] * (len(_HEADINGS) - 3), f"**not measured**: {row.why}")
-    ratio = row.ratio
-    judged = ratio or Spread.of(row.ours)
-    baseline = _number(Spread.of(row.baseline).middle) if row.baseline is not None else ""
+    ratio, ours = row.ratio, Spread.of(row.ours)
+    middle = f"{_number(ours.middle)} {row.unit}".strip()
     sign = "≥" if row.higher_is_better else "≤"
     return (
         row.what,
-        _number(Spread.of(row.ours).middle),
-        baseline,
-        row.unit,
-        _number(ratio.middle) if ratio else "",
-        f"{_number(judged.low)}…{_number(judged.high)}",
-        "" if row.target is None else f"{sign} {_bounds(row)}",
-        _verdict(row),
+        middle if ratio else f"{middle} ({_range(ours)})",
+        _number(Spread.of(row.baseline).middle) if row.baseline is not None else "",
+        f"{_number(ratio.middle)} ({_range(ratio)})" if ratio else "",
+        "" if row.target is None else f"{sign} {_bounds(row)}: {_verdict(row)}",
     )
+
+
+def _range(spread: Spread) -> str:
+    return f"{_number(spread.low)}…{_number(spread.high)}"
 
 
 def _bounds(row: Row) -> str:

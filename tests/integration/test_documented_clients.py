@@ -27,8 +27,9 @@ NODE = shutil.which("node")
 LACKING = " and ".join(name for name in ("node", "jq") if shutil.which(name) is None)
 WITHOUT = f"there is no {LACKING}" if LACKING else None
 
-FOLLOW_PY, FOLLOW_MJS = (
-    (ROOT / "examples" / "integrations" / f"follow.{kind}").read_text() for kind in ("py", "mjs")
+FOLLOW_SH, FOLLOW_PY, FOLLOW_MJS, STREAMS = (
+    (ROOT / "examples" / "integrations" / name).read_text()
+    for name in ("follow.sh", "follow.py", "follow.mjs", "streams.js")
 )
 
 SHORTEST_RESPONSE = 150
@@ -103,7 +104,7 @@ class ProgramTests(DaemonTestCase):
 
     async def test_programs_print_the_documented_lines(self) -> None:
         for program, name, source in (
-            ("sh", "follow.sh", documented("sh", "request()")),
+            ("sh", "follow.sh", FOLLOW_SH),
             (sys.executable, "follow.py", FOLLOW_PY),
             (sys.executable, "program.py", documented("python", "with Client(")),
             (sys.executable, "program.py", documented("python", "asyncio.run(")),
@@ -116,7 +117,7 @@ class ProgramTests(DaemonTestCase):
         await self.show_cut(str(NODE), "follow.mjs", FOLLOW_MJS)
 
     async def test_node_resumes_json_lines(self) -> None:
-        program = HURRY + documented("js", "jsonLines") + JSON_LINES
+        program = HURRY + STREAMS + JSON_LINES
         (self.folder / "lines.mjs").write_text(program)
         proxy = CuttingProxy(self.daemon.port, 7, (Place.WITHIN_RESPONSES,), 2**14, 1000)
         self.addCleanup(proxy.stop)
@@ -139,7 +140,7 @@ class BrowserTests(BrowserTestCase):
         url = (
             f"http://127.0.0.1:{await proxy.listen()}/evaluation/{await self.begin(COMMAND)}/events"
         )
-        program = HURRY + documented("js", f"function {name}(") + IN_BROWSER % name
+        program = HURRY + STREAMS + IN_BROWSER % name
         events: list[Event] = await self.browser.script(program, url)
         self.assertEqual(joined(events), PRINTED)
         self.assertGreater(proxy.cuts.total(), 1)

@@ -100,6 +100,6 @@ class ExcerptTests(SynchronousTestCase):
         programs = [EXAMPLES / "integrations" / f"judge_site.{kind}" for kind in ("py", "html")]
         text = re.sub(r"(?m)^ +", "", "".join(path.read_text("utf-8") for path in programs))
         excerpts = [*find_blocks(PAGE, "python"), *find_blocks(PAGE, "js")]
-        self.assertEqual(len(excerpts), 3)
+        self.assertEqual(len(excerpts), 2)
         for excerpt in excerpts:
             self.assertIn(re.sub(r"(?m)^ +", "", excerpt), text)
