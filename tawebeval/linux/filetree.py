@@ -14,7 +14,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -211,10 +211,12 @@ def copy_tree(source: Path, target: Path, subdirectory: str = "") -> None:
 
 def remove_tree(*paths: Path) -> None:
     """Remove directories with their content, and files, if they exist. Raises: OSError."""
+    left = []
     for path in paths:
-        with suppress(OSError):
+        try:
             _remove_if_small(os.fspath(path), None, _FEW_ENTRIES)  # rm(1) takes milliseconds
-    left = [path for path in paths if os.path.lexists(path)]
+        except OSError:
+            left.append(path)
     if not left:
         return
     said = run_and_read_stderr_line(_RM, "-rf", "--", *left)
@@ -226,13 +228,16 @@ def remove_tree(*paths: Path) -> None:
             raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(path))
 
 
-def _remove_if_small(name: str, parent: int | None, most: int) -> int:
+def _remove_if_small(name: str, parent: int | None, most: int, *, is_directory: bool = True) -> int:
     """Remove a file, or a directory with less than `most` entries below it, and follow no link.
 
     Return how many more entries might be removed. Raises: OSError; then a part may be left.
     """
     try:
-        os.rmdir(name, dir_fd=parent)  # most are empty
+        if is_directory:
+            os.rmdir(name, dir_fd=parent)  # most are empty
+        else:
+            os.unlink(name, dir_fd=parent)
     except FileNotFoundError:
         pass
     except NotADirectoryError:
@@ -243,9 +248,12 @@ def _remove_if_small(name: str, parent: int | None, most: int) -> int:
         directory = open_directory(name, parent)
         try:
             with os.scandir(directory) as entries:
-                names = [entry.name for entry in islice(entries, max(most, 0))]
-            for each in names:
-                most = _remove_if_small(each, directory, most - 1)
+                below = [
+                    (entry.name, entry.is_dir(follow_symlinks=False))
+                    for entry in islice(entries, max(most, 0))
+                ]
+            for each, is_below in below:
+                most = _remove_if_small(each, directory, most - 1, is_directory=is_below)
         finally:
             os.close(directory)
         os.rmdir(name, dir_fd=parent)
