@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Literal, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -335,6 +336,7 @@ def pack_request(request: EvaluationRequest) -> bytes:
     return msgspec.msgpack.encode(request)
 
 
+@lru_cache(maxsize=128)  # an evaluation asks some twenty times for its own
 def unpack_request(packed: bytes) -> EvaluationRequest:
     """Return the request that `pack_request` encoded."""
     return msgspec.msgpack.decode(packed, type=EvaluationRequest)

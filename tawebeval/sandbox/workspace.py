@@ -31,6 +31,7 @@ import signal
 import stat
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,7 @@ class Workspace:
             remove_tree(*(path for path in self.root.iterdir() if path.name not in kept))
 
 
+@lru_cache(maxsize=1024)  # each line of the log has it
 def derive_directory_name(identifier: str) -> str:
     """Return the name of an evaluation's directory, a digest of the identifier.
 
