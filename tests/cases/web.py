@@ -109,10 +109,16 @@ class WebTestCase(SynchronousTestCase):
             self.assertEqual(problem["message"], problem["detail"])
             self.assertNotIn("Traceback", problem["detail"])
 
-    def post(self, status: int = 200, body: bytes | None = None, **headers: str) -> Answer:
+    def post(
+        self,
+        status: int = 200,
+        body: bytes | None = None,
+        path: str = "/evaluate",
+        **headers: str,
+    ) -> Answer:
         return self.request(
             "POST",
-            "/evaluate",
+            path,
             status,
             data=form(parts()) if body is None else body,
             headers={"Content-Type": MULTIPART, **headers},

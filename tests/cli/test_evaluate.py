@@ -35,10 +35,7 @@ from tests.integration.repositories import git
 
 
 class EvaluateTests(CommandTestCase):
-    """`tawebeval evaluate`."""
-
     def evaluate(self, *arguments: str, **settings: Any) -> Result:
-        """Run it to its end."""
         self.meanwhile = self.end(settings.pop("status", 0))
         return self.run_command("evaluate", *REPOSITORY, str(self.file), *arguments, **settings)
 
@@ -309,8 +306,6 @@ def leave(client: Client, identifier: str) -> None:
 
 
 class FieldTests(SynchronousTestCase):
-    """Arguments, in a directory with a few files."""
-
     def setUp(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
@@ -365,8 +360,6 @@ class FieldTests(SynchronousTestCase):
 
 
 class CheckoutTests(SynchronousTestCase):
-    """A clone of a repository."""
-
     def setUp(self) -> None:
         # Not below this checkout.
         root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
@@ -383,7 +376,6 @@ class CheckoutTests(SynchronousTestCase):
         self.commit = git(self.clone, "rev-parse", "HEAD")
 
     def change(self) -> None:
-        """Commit something in the clone."""
         git(self.clone, "add", ".")
         git(self.clone, "commit", "--quiet", "--allow-empty", "-m", "new")
 
@@ -395,7 +387,6 @@ class CheckoutTests(SynchronousTestCase):
         self.assertEqual(inspect_checkout(self.clone).directory, "")
 
     def warned(self, words: str, **given: str) -> None:
-        """Hold that there is one warning."""
         (warning,) = inspect_checkout(self.clone, **given).warnings
         self.assertIn(words, warning)
 
@@ -411,7 +402,6 @@ class CheckoutTests(SynchronousTestCase):
         self.warned("uncommitted changes")
 
     def refused(self, folder: Path) -> str:
-        """Return why there is no checkout."""
         return str(self.assertRaises(UsageError, inspect_checkout, folder))
 
     def test_error_tells_what_to_do_where_nothing_can_be_fetched(self) -> None:

@@ -17,8 +17,6 @@ from tests.cases.screen import Shown
 
 
 class EvaluationsTests(CommandTestCase):
-    """`status`, `cancel`, `list`, `follow`."""
-
     def test_status_is_short_for_people_and_whole_for_programs(self) -> None:
         identifier = self.line.begin()
         shown = self.run_command("status", identifier).stdout

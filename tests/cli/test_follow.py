@@ -26,8 +26,6 @@ def discarded(oldest: str) -> Iterator[Page]:
 
 
 class FollowTests(CommandTestCase):
-    """Following on a screen."""
-
     def follow(
         self,
         identifier: str,
@@ -35,7 +33,6 @@ class FollowTests(CommandTestCase):
         folder: DownloadDirectory | None = None,
         after: str | None = None,
     ) -> int:
-        """Follow an evaluation that somebody else has begun; return the exit status."""
         reader = EvaluationReader(self.make_context(shown.screen), identifier, after)
         return reader.follow_evaluation(folder)
 
@@ -158,8 +155,6 @@ def file(name: str, content: bytes = b"new") -> File:
 
 
 class FolderTests(SynchronousTestCase):
-    """A directory beside something that is not to be written to."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp())
         self.root.mkdir()
@@ -212,10 +207,7 @@ class FolderTests(SynchronousTestCase):
 
 
 class TerminalTests(CommandTestCase):
-    """The last line of a terminal."""
-
     def follow_on_terminal(self, identifier: str) -> str:
-        """Follow an evaluation to its end and return what is written."""
         shown = Shown(terminal=True)
         EvaluationReader(self.make_context(shown.screen), identifier).follow_evaluation()
         return shown.out.getvalue()

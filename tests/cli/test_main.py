@@ -17,8 +17,6 @@ from tests.cases.patience import PATIENCE
 
 
 class MainTests(SynchronousTestCase):
-    """The command as from a shell."""
-
     def test_help_names_the_next_step_for_the_output_of_a_command(self) -> None:
         for command, words in (
             ("token", ("tokens = ", "Bearer", "SIGHUP", "revoke a token")),

@@ -20,8 +20,6 @@ from tests.cases.documented import CONFIGURE, scripts
 
 
 class ServeTests(SynchronousTestCase):
-    """`tawebeval serve`."""
-
     def test_serve_passes_its_options_to_twistd_and_searches_for_no_plugins(self) -> None:
         run: list[Any] = []
         self.patch(twistd, "runApp", run.append)
@@ -38,8 +36,6 @@ class ServeTests(SynchronousTestCase):
 
 
 class TokenTests(SynchronousTestCase):
-    """`tawebeval token new`."""
-
     def test_token_is_on_stdout_and_its_line_for_the_file_on_stderr(self) -> None:
         result = CliRunner().invoke(main, ["token", "new", "alice"])
         self.assertEqual(result.exit_code, 0, result.output)

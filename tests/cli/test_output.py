@@ -24,8 +24,6 @@ from tests.cases.screen import CLEAR, Shown, Stream
 
 
 class TextTests(SynchronousTestCase):
-    """What was printed."""
-
     @given(st.lists(st.text(min_size=1)))
     def test_program_gets_exactly_what_was_printed(self, texts: list[str]) -> None:
         self.assertEqual(Shown().show(*map(Text, texts)), "".join(texts))
@@ -64,8 +62,6 @@ class TextTests(SynchronousTestCase):
 
 
 class OtherTests(SynchronousTestCase):
-    """All but text."""
-
     EVENTS = (
         Text("a\n"),
         Data('{"type": "goal", "x": [1.50, "\x9b"]}'),
@@ -254,8 +250,6 @@ class OtherTests(SynchronousTestCase):
 
 
 class BrokenStreamTests(SynchronousTestCase):
-    """Files and pipes that cannot be written to."""
-
     def stream(self, descriptor: int | None = None) -> TextIO:
         """Return a stream on a descriptor, or on a pipe without a reader."""
         if descriptor is None:

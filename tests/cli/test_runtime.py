@@ -22,8 +22,6 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class SignalTests(SynchronousTestCase):
-    """Signals that this process sends itself."""
-
     def setUp(self) -> None:
         for number in NUMBERS:
             self.addCleanup(signal.signal, number, signal.getsignal(number))
@@ -62,8 +60,6 @@ class SignalTests(SynchronousTestCase):
 
 
 class ExitStatusTests(CommandTestCase):
-    """How commands end."""
-
     def test_signal_ends_a_request_with_the_status_of_a_shell(self) -> None:
         self.line.agent.fate = lambda: Fate.SILENT
         for number, status in zip(NUMBERS, (130, 143, 129), strict=True):
@@ -99,8 +95,6 @@ class ExitStatusTests(CommandTestCase):
 
 
 class RetryNotesTests(SynchronousTestCase):
-    """A line that breaks."""
-
     def test_terminal_shows_an_outage_and_its_end(self) -> None:
         shown = Shown(terminal=True)
         notes = RetryMessages(shown.screen)

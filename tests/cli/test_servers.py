@@ -28,14 +28,11 @@ OTHER = "https://other.example.org"
 
 
 class FileTests(SynchronousTestCase):
-    """The file, in a directory that does not exist yet."""
-
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.path = self.folder / "tawebeval" / "servers.json"
 
     def write(self) -> None:
-        """Store a server."""
         with edit_stored_servers(self.path) as stored:
             stored.tokens[URL] = "secret"
             stored.default = URL
@@ -131,14 +128,11 @@ class FileTests(SynchronousTestCase):
 
 
 class LoginTests(CommandTestCase):
-    """Several servers."""
-
     def setUp(self) -> None:
         super().setUp()
         self.path = self.configuration / "tawebeval" / "servers.json"
 
     def login(self, *arguments: str, token: str = "secret") -> Result:
-        """Store a server with a token from stdin."""
         return self.run_command("login", *arguments, stdin=f"{token}\n".encode())
 
     def get_token(self, *options: str, **env: str) -> tuple[str, str | None]:
@@ -231,10 +225,7 @@ class LoginTests(CommandTestCase):
 
 
 class ServerTests(CommandTestCase):
-    """Where the server and the token come from."""
-
     def asked(self, *options: str, **env: str) -> ServerAccess:
-        """Return what is asked."""
         self.run_command("list", *options, env={f"TAWEBEVAL_{k}": v for k, v in env.items()})
         assert self.server is not None
         return self.server

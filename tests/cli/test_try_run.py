@@ -50,8 +50,6 @@ class UsageTests(SynchronousTestCase):
 
 
 class WorkingTreeTests(SynchronousTestCase):
-    """Copies."""
-
     def setUp(self) -> None:
         self.base = Path(self.mktemp()).resolve()
         self.root = self.base / "problem"
@@ -117,8 +115,6 @@ class WorkingTreeTests(SynchronousTestCase):
 
 
 class UploadTests(SynchronousTestCase):
-    """Submissions."""
-
     def test_upload_lies_where_the_daemon_would_put_it(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
@@ -141,8 +137,6 @@ class UploadTests(SynchronousTestCase):
 
 
 class PagesTests(SynchronousTestCase):
-    """Events."""
-
     def setUp(self) -> None:
         self.world = World(configuration=Configuration(buffers=EventBufferSettings(total=2048)))
         folder = Path(self.mktemp()).resolve()
@@ -158,13 +152,11 @@ class PagesTests(SynchronousTestCase):
         self.lines = [b"line %d\n" % number for number in range(2000)]
 
     async def read(self) -> None:
-        """Read all events."""
         on_cancel = partial(self.cancelled.append, True)
         async for page in read_pages(self.evaluation, on_cancel):
             self.found.extend(page.events)
 
     def print(self) -> None:
-        """Begin the evaluation, and print all lines."""
         enter_queue(self.evaluation, FairQueue(running=1, queued=0))
         for index in range(0, len(self.lines), 100):
             self.world.child.print(b"".join(self.lines[index : index + 100]))
@@ -172,7 +164,6 @@ class PagesTests(SynchronousTestCase):
             self.assertFalse(self.world.child.paused)
 
     def check_whole(self) -> None:
-        """Hold that all events have come, with the end, and that none is left."""
         *printed, last = self.found
         texts = [event.text for event in printed if isinstance(event, Text)]
         self.assertEqual("".join(texts).encode(), b"".join(self.lines))
@@ -208,17 +199,12 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class InlineReactor:
-    """A reactor that makes calls at once."""
-
     def callFromThread(self, call: object) -> None:
-        """Make the call."""
         assert callable(call)
         call()
 
 
 class ExitStatusTests(SynchronousTestCase):
-    """Work that signals of this process cancel."""
-
     def setUp(self) -> None:
         for number in NUMBERS:
             self.addCleanup(signal.signal, number, signal.getsignal(number))

@@ -77,8 +77,6 @@ from tests.fakes.world import FakeNotifier, InlineThreads, straw
 
 
 class ServiceTests(SynchronousTestCase):
-    """The daemon's services."""
-
     def setUp(self) -> None:
         self.dropped = 0
         self.patch(assembly, "drop_privileges", self.drop_privileges)
@@ -99,7 +97,6 @@ class ServiceTests(SynchronousTestCase):
         self.dropped += 1
 
     def file_with(self, text: str) -> Path:
-        """Create a file with a text, with mode 0600."""
         path = Path(self.mktemp()).absolute()
         path.write_text(text)
         path.chmod(0o600)
@@ -115,7 +112,6 @@ class ServiceTests(SynchronousTestCase):
         file: ConfigurationFile | None = None,
         **settings: Any,
     ) -> Daemon:
-        """Return a daemon with the configuration of a file, or with these settings."""
         self.close_databases()
         daemon = build_daemon(
             file.initial_configuration if file else Configuration(**settings),
@@ -129,7 +125,6 @@ class ServiceTests(SynchronousTestCase):
         return daemon
 
     def start(self, **settings: Any) -> Daemon:
-        """Start a daemon."""
         daemon = self.make(**settings)
         daemon.privilegedStartService()
         daemon.startService()
@@ -137,11 +132,9 @@ class ServiceTests(SynchronousTestCase):
         return daemon
 
     def fail_to_make(self, **settings: Any) -> str:
-        """Hold that these settings are refused; return what is said of them."""
         return str(self.assertRaises(ConfigurationError, self.make, **settings))
 
     def fail_to_start(self, daemon: Daemon) -> str:
-        """Hold that a daemon, which listens, does not start; return what is said of it."""
         error = self.assertRaises(SystemExit, daemon.startService)
         return str(error.code)
 
@@ -159,18 +152,15 @@ class ServiceTests(SynchronousTestCase):
         return calls
 
     def evaluations(self, daemon: Daemon) -> EvaluationService:
-        """Return what of a daemon makes evaluations."""
         evaluations = daemon.getServiceNamed("evaluations")
         assert isinstance(evaluations, EvaluationService)
         return evaluations
 
     def site(self) -> ApiSite:
-        """Return what is listened with."""
         site: ApiSite = self.reactor.tcpServers[0][1]
         return site
 
     def context(self) -> WebContext:
-        """Return the API of that site."""
         application: Any = self.site().application
         context: WebContext = application.context
         return context
@@ -355,7 +345,6 @@ class ServiceTests(SynchronousTestCase):
         self.assertFalse(startup.running)
 
     def check_ports_closed(self, connection: Connection, closed: list[Any]) -> None:
-        """Close a connection; hold that its port was closed before."""
         self.assertEqual(len(closed), 1)
         type(connection.channel).drain_connection(connection.channel)
 
@@ -474,12 +463,10 @@ class ServiceTests(SynchronousTestCase):
         self.assertIn(b"tawebeval_ready 0.0", self.request("GET /metrics").body)
 
     def begin_with(self, text: str) -> tuple[Path, Daemon]:
-        """Start a daemon with a file of configuration; return both."""
         path = self.file_with(text)
         return path, self.start(file=ConfigurationFile(path, (), read_configuration(path)))
 
     def reload(self, daemon: Daemon) -> tuple[list[str], list[str]]:
-        """Have the daemon reload."""
         (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
         return reloader.reload_files()
 
@@ -610,7 +597,6 @@ class ServiceTests(SynchronousTestCase):
         self.assertTrue(str(error.code).startswith("tawebeval: "))
 
     def test_endpoint_that_cannot_be_opened_has_a_remedy(self) -> None:
-        """The operator can choose another one, by option or setting."""
         for cause, words in (
             (
                 OSError(errno.EADDRINUSE, "x"),
@@ -627,10 +613,7 @@ class ServiceTests(SynchronousTestCase):
 
 
 class ListenTests(TestCase):
-    """A service for each endpoint."""
-
     async def listen(self, endpoint: str, settings: HttpSettings) -> Any:
-        """Return the port."""
         listener = make_listener(endpoint, Factory(), reactor, settings)
         port: Any = await listener.endpoint.listen(Factory())
         self.addCleanup(port.stopListening)
@@ -669,8 +652,6 @@ class ListenTests(TestCase):
 
 
 class TimerTests(SynchronousTestCase):
-    """Calls once a second."""
-
     def test_failing_call_is_logged_and_all_calls_are_repeated(self) -> None:
         clock, done = Clock(), []
 

@@ -230,8 +230,6 @@ DIRECTORY_FAULTS = (
 
 
 class CheckTests(DoctorTestCase):
-    """What is found on one machine or another."""
-
     def check_faults(self, faults: Sequence[Fault], component: str = "") -> None:
         """Check that each fault is found with its remedy and without secrets."""
         for fault in faults:
@@ -363,10 +361,7 @@ class CheckTests(DoctorTestCase):
 
 
 class CommandTests(DoctorTestCase):
-    """The command, as from a shell."""
-
     def run_command(self, *findings: Finding, options: tuple[str, ...] = ()) -> tuple[int, str]:
-        """Return the exit status, and what is printed."""
         self.replace(doctor, "examine_system", lambda file, environment: iter(findings))
         result = CliRunner().invoke(main, ["doctor", *options])
         return result.exit_code, result.output

@@ -51,8 +51,6 @@ def events(call: Any, namespace: str = "tawebeval.x") -> list[dict[str, Any]]:
 
 
 class Unspeakable:
-    """What cannot be shown."""
-
     def __str__(self) -> str:
         raise ValueError("not I")
 
@@ -61,8 +59,6 @@ class Unspeakable:
 
 
 class LineTests(SynchronousTestCase):
-    """One event."""
-
     def test_text_line_has_time_source_level_and_message(self) -> None:
         (event,) = events(lambda log: log.warn("{who} is late", who="bob"))
         self.assertRegex(
@@ -123,8 +119,6 @@ class LineTests(SynchronousTestCase):
 
 
 class WriterTests(SynchronousTestCase):
-    """Where lines go."""
-
     def written(
         self, settings: LogSettings, environment: dict[str, str], stream: Any = None
     ) -> list[str]:
@@ -211,7 +205,6 @@ class NoDescriptorsTests(SynchronousTestCase):
             self.assertEqual((written.count(text), logged), (3, []))
 
     def test_details_of_twisted_need_the_level_debug(self) -> None:
-        """An operator needs neither the reactor's class nor the factories."""
         for text in (
             "twistd 26.10.0 (/usr/bin/python3 3.11.2) starting up.",
             "reactor class: twisted.internet.epollreactor.EPollReactor.",
@@ -226,10 +219,7 @@ class NoDescriptorsTests(SynchronousTestCase):
 
 
 class OptionTests(SynchronousTestCase):
-    """Where the options of twistd say."""
-
     def open(self, **options: Any) -> LogWriter | None:
-        """Open the log."""
         return open_log(LogSettings(format="json"), {"nodaemon": True, **options}, {})
 
     def test_other_observers_of_twistd_are_kept(self) -> None:

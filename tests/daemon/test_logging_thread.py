@@ -24,7 +24,6 @@ class SlowFile:
         self.writers: list[str] = []
 
     def write(self, text: str) -> None:
-        """Take some lines."""
         self.began.set()
         assert self.gate.wait(PATIENCE)
         self.writers.append(current_thread().name)
@@ -37,13 +36,10 @@ class SlowFile:
 
     @property
     def lines(self) -> list[str]:
-        """The lines it has."""
         return self.text.splitlines()
 
 
 class LineWriterTests(SynchronousTestCase):
-    """Lines on their way to a file that is slow."""
-
     def setUp(self) -> None:
         self.file = SlowFile()
         self.writer = LineWriter(self.file)  # type: ignore[arg-type]

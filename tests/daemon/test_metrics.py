@@ -39,8 +39,6 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class FakeCallbacks:
-    """Callbacks of which some have ended."""
-
     pending_count = 3
     ended_counts_by_state = {  # noqa: RUF012
         CallbackState.DELIVERED: 5,
@@ -55,8 +53,6 @@ def family(name: str) -> str:
 
 
 class MetricsTestCase(WebTestCase):
-    """A service in memory, and its figures."""
-
     callbacks: Any = FakeCallbacks()
 
     def setUp(self) -> None:
@@ -80,7 +76,6 @@ class MetricsTestCase(WebTestCase):
         )
 
     def series(self) -> Series:
-        """Return all values, by name and labels."""
         families = text_string_to_metric_families(generate_latest(self.metrics).decode())
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -89,13 +84,10 @@ class MetricsTestCase(WebTestCase):
         }
 
     def value(self, name: str, **labels: str) -> float:
-        """Return one value."""
         return self.series()[f"tawebeval_{name}", tuple(sorted(labels.items()))]
 
 
 class MetricsTests(MetricsTestCase):
-    """What they say."""
-
     def test_evaluations_are_counted_by_state_place_and_queue(self) -> None:
         self.service.world.repositories.gate.shut = True
         for _ in range(4):
@@ -182,15 +174,11 @@ class MetricsTests(MetricsTestCase):
 
 
 class FreshCallbacks:
-    """Callbacks of which none has ended yet."""
-
     pending_count = 0
     ended_counts_by_state: Counter[CallbackState] = Counter()  # noqa: RUF012
 
 
 class FirstEventTests(MetricsTestCase):
-    """A daemon at which nothing has happened yet."""
-
     callbacks = FreshCallbacks()
 
     def test_counters_of_alerts_begin_with_0(self) -> None:
@@ -222,7 +210,6 @@ class FirstEventTests(MetricsTestCase):
         self.assertEqual(sum(after.values()), 2)
 
     def ends(self) -> Series:
-        """Return the ends of evaluations."""
         return {
             each: number
             for each, number in self.series().items()
@@ -260,7 +247,6 @@ class RelianceTests(MetricsTestCase):
         return {family(name) for name in self.labels if name.startswith("tawebeval_")}
 
     def panels(self) -> Iterator[dict[str, Any]]:
-        """Yield the panels of the dashboard."""
         yield from json.loads(DASHBOARD.read_text())["panels"]
 
     def test_queries_and_legends_of_the_dashboard_have_their_metrics(self) -> None:
@@ -302,15 +288,12 @@ class RelianceTests(MetricsTestCase):
 
 
 class LagTests(SynchronousTestCase):
-    """Looks at a clock."""
-
     def setUp(self) -> None:
         self.clock = Clock()
         self.lag = ReactorLag(self.clock, self.clock.seconds)
 
     @property
     def looks(self) -> int:
-        """How often it has looked."""
         return list(self.lag.delays.list_buckets())[-1][1]
 
     def test_reactor_in_time_has_no_lag_twice_a_second(self) -> None:

@@ -51,14 +51,11 @@ def fails(number: int) -> Any:
 
 
 class FaultTests(SynchronousTestCase):
-    """What is found out about a disk."""
-
     def setUp(self) -> None:
         self.place = Path(self.mktemp())
         self.place.mkdir()
 
     def find(self, **changes: int) -> str | None:
-        """Return what is wrong with a disk of which that is told."""
         self.patch(module, "os", SimpleNamespace(statvfs=lambda path: file_system(**changes)))
         return find_disk_fault(self.place, FREE)
 
@@ -99,8 +96,6 @@ class Forgetful(bytes):
 
 
 class DiskTests(SynchronousTestCase):
-    """When a disk is tried, and what counts meanwhile."""
-
     def setUp(self) -> None:
         self.clock = Clock()
         self.threads: Any = SlowThreads()
@@ -110,12 +105,10 @@ class DiskTests(SynchronousTestCase):
         self.patch(module, "find_disk_fault", self.find)
 
     def find(self, path: Path, free: int) -> str | None:
-        """Note it, and say what the test wants."""
         self.tried.append((path, free))
         return self.wrong
 
     def check(self, seconds: float) -> None:
-        """Look once a second."""
         for _ in range(int(seconds)):
             self.disk.start_check_if_due(FREE)
             self.clock.advance(1)
@@ -162,8 +155,6 @@ class DiskTests(SynchronousTestCase):
 
 
 class ReadinessTests(SynchronousTestCase):
-    """A daemon in memory, on two disks."""
-
     def setUp(self) -> None:
         self.service = Service(
             Path(self.mktemp()).resolve(),
@@ -226,8 +217,6 @@ FAULT = "the sandbox could not be started"
 
 
 class SandboxProbeTests(SynchronousTestCase):
-    """The service, on a clock, with threads that take their time."""
-
     def setUp(self) -> None:
         self.clock = Clock()
         self.tally = EvaluationCounters()
@@ -241,13 +230,11 @@ class SandboxProbeTests(SynchronousTestCase):
         self.addCleanup(timer.stopService)
 
     def probe_sandbox(self) -> SetupProblem | None:
-        """End as the test wants."""
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
 
     def lose(self) -> None:
-        """Have an evaluation lost."""
         self.tally.set_latest_fault(FAULT, self.clock.seconds())
 
     def try_once(self) -> list[str]:

@@ -25,8 +25,6 @@ from tawebeval.daemon.process import (
 
 
 class AllocatorTests(SynchronousTestCase):
-    """The C library, which keeps freed memory."""
-
     def test_both_thresholds_are_set(self) -> None:
         options: list[tuple[int, int]] = []
         library = SimpleNamespace(mallopt=lambda *option: options.append(option) or 1)
@@ -41,8 +39,6 @@ class AllocatorTests(SynchronousTestCase):
 
 
 class _Node:
-    """An object that refers to itself."""
-
     def __init__(self) -> None:
         self.itself = self
 
@@ -54,7 +50,6 @@ class CollectorTests(SynchronousTestCase):
         self.addCleanup(gc.unfreeze)
 
     def is_looked_at(self, node: _Node) -> bool:
-        """Tell whether the collector looks at an object."""
         return any(each is node for each in gc.get_objects())
 
     def test_earlier_objects_are_not_collected(self) -> None:
@@ -88,8 +83,6 @@ class Reactor(ReactorBase):
 
 
 class MonotonicTests(SynchronousTestCase):
-    """Timers of a reactor while clocks are moved."""
-
     def setUp(self) -> None:
         self.monotonic = 50.0
         self.patch(time, "monotonic", lambda: self.monotonic)
@@ -97,17 +90,14 @@ class MonotonicTests(SynchronousTestCase):
         self.rung: list[str] = []
 
     def ring(self, name: str, after: float) -> None:
-        """Let `name` be noted in so many seconds."""
         self.reactor.callLater(after, self.rung.append, name)
 
     def wait(self, seconds: float) -> None:
-        """Let the reactor run for so many seconds."""
         for _ in range(int(seconds * 10)):
             self.monotonic += 0.1
             self.reactor.runUntilCurrent()
 
     def check(self, *names: str) -> None:
-        """Hold that just these timers have come by now."""
         self.reactor.runUntilCurrent()
         self.assertEqual(self.rung, list(names))
 
@@ -123,7 +113,6 @@ class MonotonicTests(SynchronousTestCase):
         self.check("timer")
 
     def test_long_pause_takes_two_seconds_of_a_timer(self) -> None:
-        """So what has happened meanwhile is read before a timer comes; the rest counts in full."""
         use_monotonic_clock(self.reactor)
         self.ring("short", 1)
         self.ring("long", 10)
@@ -136,8 +125,7 @@ class MonotonicTests(SynchronousTestCase):
         self.wait(0.4)
         self.check("short", "long")
 
-    def test_clock_is_read_once_a_second_without_other_timers(self) -> None:
-        """Otherwise a quiet time would be taken for a pause."""
+    def test_quiet_time_without_timers_is_no_pause(self) -> None:
         use_monotonic_clock(self.reactor)
         for _ in range(3):
             self.assertEqual(self.reactor.timeout(), 1)
@@ -146,8 +134,6 @@ class MonotonicTests(SynchronousTestCase):
 
 
 class HangupTests(SynchronousTestCase):
-    """Signals that would end the process."""
-
     def test_hangup_and_user_signal_do_nothing_and_children_inherit_the_default(self) -> None:
         numbers = (signal.SIGHUP, signal.SIGUSR1)
         for number in numbers:

@@ -51,7 +51,6 @@ class FakeSource:
     counts: str = "old"
 
     def list_reloadable_files(self) -> Sequence[ReloadableFiles[Any]]:
-        """Return what reads it."""
         take = partial(setattr, self, "counts")
         return [ReloadableFiles(self.name, (self.path,), self._read, take, lambda _: self.notes)]
 
@@ -62,8 +61,6 @@ class FakeSource:
 
 
 class ReloaderTests(SynchronousTestCase):
-    """What an order to reload comes to."""
-
     def reload(
         self, *sources: ReloadableFilesOwner | None, copies: str = ""
     ) -> tuple[tuple[list[str], list[str]], list[str]]:
@@ -120,14 +117,11 @@ class ReloaderTests(SynchronousTestCase):
 
 
 class ConfigurationReloadTests(SynchronousTestCase):
-    """A file, and a daemon that is told of it."""
-
     def setUp(self) -> None:
         self.file = Path(self.mktemp()).absolute()
         self.taken: list[Configuration] = []
 
     def begin(self, text: str) -> None:
-        """Start with this configuration."""
         self.file.write_text(text)
         written = read_configuration(self.file)
         file = ConfigurationFile(self.file, (), written)
@@ -277,8 +271,6 @@ def changed(path: str) -> Configuration:
 
 
 class LiveTests(SynchronousTestCase):
-    """What is taken of a file that was read again."""
-
     def test_each_change_is_found_by_its_path(self) -> None:
         taken = set()
         for path in SETTINGS:

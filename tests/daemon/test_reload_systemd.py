@@ -33,11 +33,9 @@ class Notices:
         self._socket.setblocking(False)
 
     def close(self) -> None:
-        """Have nobody there any more."""
         self._socket.close()
 
     def take(self) -> list[str]:
-        """Return the datagrams that have arrived since the last time."""
         taken = []
         while True:
             try:
@@ -47,15 +45,12 @@ class Notices:
 
 
 class NotifierTests(SynchronousTestCase):
-    """The protocol of sd_notify(3)."""
-
     def setUp(self) -> None:
         folder = tempfile.mkdtemp()  # short, as the paths of sockets have to be
         self.addCleanup(shutil.rmtree, folder)
         self.path = str(Path(folder, "notify"))
 
     def notices(self, address: str) -> Notices:
-        """Return a socket that is closed after the test."""
         notices = Notices(address)
         self.addCleanup(notices.close)
         return notices
@@ -104,10 +99,7 @@ class NotifierTests(SynchronousTestCase):
 
 
 class EnvironmentTests(SynchronousTestCase):
-    """What systemd puts into the environment."""
-
     def find(self, **environment: str) -> SystemdNotifier:
-        """Return what is made of an environment."""
         return find_notifier(environment)
 
     def test_notifier_needs_a_socket_of_a_known_kind(self) -> None:
@@ -136,8 +128,6 @@ class EnvironmentTests(SynchronousTestCase):
 
 
 class WatchdogTests(SynchronousTestCase):
-    """The service, on a reactor in memory."""
-
     def setUp(self) -> None:
         self.reactor: Any = MemoryReactorClock()
         self.counts = (0, 0)
@@ -158,12 +148,17 @@ class WatchdogTests(SynchronousTestCase):
         return notifier.sent
 
     def run_reactor(self) -> None:
-        """Let the reactor begin to turn."""
         for call, args, kwargs in self.reactor.whenRunningHooks:
             call(*args, **kwargs)
 
+    def start_and_run(self, **changes: Any) -> list[str]:
+        """Do that, and let the reactor begin; what it tells first is taken."""
+        told = self.start(**changes)
+        self.run_reactor()
+        told.clear()
+        return told
+
     def take(self, told: list[str]) -> list[str]:
-        """Return what was told since the last time."""
         taken = told.copy()
         told.clear()
         return taken
@@ -175,9 +170,7 @@ class WatchdogTests(SynchronousTestCase):
         self.assertEqual(told, ["READY=1", "WATCHDOG=1 STATUS=0 running, 0 queued"])
 
     def test_sign_of_life_is_sent_each_second_with_changes(self) -> None:
-        told = self.start()
-        self.run_reactor()
-        self.take(told)
+        told = self.start_and_run()
         self.reactor.advance(1)
         self.assertEqual(self.take(told), ["WATCHDOG=1"])
         self.counts = (2, 5)
@@ -185,9 +178,7 @@ class WatchdogTests(SynchronousTestCase):
         self.assertEqual(self.take(told), ["WATCHDOG=1 STATUS=2 running, 5 queued", "WATCHDOG=1"])
 
     def test_reasons_are_sent_until_they_are_over(self) -> None:
-        told = self.start(watchdog_seconds=None)
-        self.run_reactor()
-        self.take(told)
+        told = self.start_and_run(watchdog_seconds=None)
         self.obstacles = ["the disk is full", "the queue is full"]
         self.reactor.pump([1, 1])
         not_ready = "STATUS=0 running, 0 queued; not ready: the disk is full; the queue is full"
@@ -197,9 +188,7 @@ class WatchdogTests(SynchronousTestCase):
         self.assertEqual(self.take(told), ["STATUS=0 running, 0 queued"])
 
     def test_impatient_watchdog_gets_signs_in_half_of_its_time(self) -> None:
-        told = self.start(watchdog_seconds=0.4)
-        self.run_reactor()
-        self.take(told)
+        told = self.start_and_run(watchdog_seconds=0.4)
         self.reactor.pump([0.2, 0.2])
         self.assertEqual(self.take(told), ["WATCHDOG=1"] * 2)
 
@@ -211,12 +200,10 @@ class WatchdogTests(SynchronousTestCase):
         self.assertEqual(told, [])
 
     def test_stop_is_sent_first_and_signs_of_life_go_on(self) -> None:
-        told = self.start()
-        self.run_reactor()
+        told = self.start_and_run()
         self.longest = 44.0
         self.counts = (3, 0)
         self.obstacles = ["the daemon is stopping"]
-        self.take(told)
         for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
             call(*args, **kwargs)
         self.assertEqual(
@@ -242,8 +229,6 @@ class WatchdogTests(SynchronousTestCase):
 
 
 class LongestStopTests(SynchronousTestCase):
-    """How long a stop may take."""
-
     def test_longest_stop_adds_up_the_settings(self) -> None:
         settings = Configuration(
             service=ServiceSettings(drain=100),

@@ -87,15 +87,11 @@ class FakeParts:
 
 
 class FakeThread:
-    """A thread that ends at once."""
-
     def __init__(self, target: Callable[[], None], name: str, *, daemon: bool) -> None:
         self.start = target
 
 
 class StartupTests(SynchronousTestCase):
-    """The start and the stop."""
-
     def setUp(self) -> None:
         accounts = Path(self.mktemp())
         accounts.mkdir()
@@ -123,20 +119,14 @@ class StartupTests(SynchronousTestCase):
         return call
 
     def make(self) -> StartupChecks:
-        """Return the service."""
         parts = self.parts
         pools = parts, parts
         return StartupChecks(parts, parts, self.sandbox, pools, self.left)
 
     def refused(self) -> str:
-        """Return with which message the daemon exits."""
         return str(self.assertRaises(SystemExit, self.startup.startService))
 
-    def test_order(self) -> None:
-        """What an earlier daemon left goes first, its processes before its files.
-
-        At the stop, what mounts ends when no thread is at work; the cgroups are given back last.
-        """
+    def test_start_removes_leftovers_first_and_stop_gives_cgroups_back_last(self) -> None:
         with capturedLogs() as events:
             self.startup.startService()
         self.assertEqual(self.parts.done, STARTED)
@@ -199,7 +189,6 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(self.asked["end"], (REPOSITORIES,))  # the starter has the evaluators
 
     def test_trash_that_is_not_removed_is_logged(self) -> None:
-        """The daemon goes on."""
         self.parts.errors["empty_trash"] = OSError(5, "Input/output error", "/state/trash/x")
         with capturedLogs() as events:
             self.startup.startService()
@@ -223,8 +212,6 @@ class StartupTests(SynchronousTestCase):
 
 
 class PrivateTestCase(SynchronousTestCase):
-    """A daemon with directories, a configuration and secrets, each in a place of its own."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         for name in [
@@ -266,15 +253,11 @@ class PrivateTestCase(SynchronousTestCase):
 
 
 class EnvironmentTests(PrivateTestCase):
-    """The check of the roots of environments."""
-
     def refuse(self, path: str, words: str) -> None:
-        """Hold that a root is refused with these words."""
         error = self.assertRaises(ConfigurationError, self.check, path)
         self.assertTrue(str(error).startswith(f"environments.x.root: {words}"))
 
     def check(self, root: str) -> None:
-        """Check a configuration with this root."""
         check_visible_paths(self.configure(root=root), self.file, self.environment)
 
     def test_root_with_private_directories_or_secrets_is_refused(self) -> None:
@@ -305,10 +288,7 @@ class EnvironmentTests(PrivateTestCase):
 
 
 class ReadableTests(PrivateTestCase):
-    """The check of `sandbox.readable`."""
-
     def check(self, *readable: str, kind: Any = "auto") -> None:
-        """Check a configuration that shows these."""
         configuration = self.configure(*readable, kind=kind)
         check_visible_paths(configuration, self.file, self.environment)
 

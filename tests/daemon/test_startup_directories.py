@@ -18,8 +18,6 @@ from tests.fakes.world import straw
 
 
 class DirectoriesTests(SynchronousTestCase):
-    """Directories below one of the test's own."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.environment = {
@@ -28,14 +26,12 @@ class DirectoriesTests(SynchronousTestCase):
         }
 
     def open(self, seed: int = 0, **environment: str) -> DaemonDirectories:
-        """Open the directories until the test ends."""
         directories = open_directories(environment or self.environment, straw(seed))
         for lock in directories.lock_files:
             self.addCleanup(lock.close)
         return directories
 
     def close(self, directories: DaemonDirectories) -> None:
-        """Give the directories back, as a daemon that ends does."""
         for lock in directories.lock_files:
             lock.close()
 
@@ -87,7 +83,6 @@ class DirectoriesTests(SynchronousTestCase):
         (first.repositories / "left").chmod(0o700)
 
     def test_trash_of_several_starts_is_emptied(self) -> None:
-        """Also that of a start whose process has ended before; what is still needed stays."""
         for _ in range(3):
             directories = self.open()
             for name in ("a", "kept"):
@@ -101,8 +96,7 @@ class DirectoriesTests(SynchronousTestCase):
         directories.empty_trash()
         self.assertEqual(os.listdir(directories.trash), [])
 
-    def test_leftovers_that_cannot_be_moved_are_removed(self) -> None:
-        """The trash may be on a full disk, or on another file system than the evaluations."""
+    def test_leftovers_that_cannot_be_moved_to_another_file_system_are_removed(self) -> None:
         directories = self.open()
         (directories.evaluations / "a").mkdir()
 
@@ -179,8 +173,7 @@ class DirectoriesTests(SynchronousTestCase):
             self.assertEqual(directories.repositories, root / cache / "repositories")
         self.assertFalse((root / "t").exists())
 
-    def test_home_of_passwd_without_variable(self) -> None:
-        """A daemon that cron or a container starts may have no HOME."""
+    def test_without_a_variable_home_is_that_of_passwd(self) -> None:
         self.patch(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir="/home/alice"))
         for environment in ({}, {"HOME": ""}):
             state, _ = locate_directories(environment)

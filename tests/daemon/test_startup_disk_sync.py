@@ -19,8 +19,6 @@ from tests.fakes.world import SlowThreads
 
 
 class DiskSyncTests(SynchronousTestCase):
-    """A disk that takes its time."""
-
     def setUp(self) -> None:
         self.store: Any = SimpleNamespace(transaction_count=0)
         self.threads: Any = SlowThreads()
@@ -30,7 +28,6 @@ class DiskSyncTests(SynchronousTestCase):
         self.sync = DiskSync(self.store, Path("/state"), self.threads, self.clock)
 
     def tick(self, seconds: float = 1) -> None:
-        """Let time pass, and then ask."""
         self.clock.advance(seconds)
         self.sync.sync_if_due()
 
@@ -64,8 +61,6 @@ class DiskSyncTests(SynchronousTestCase):
 
 
 class SyncTests(SynchronousTestCase):
-    """The call itself."""
-
     def test_file_system_is_written_and_a_missing_one_is_an_error(self) -> None:
         place = Path(self.mktemp())
         place.mkdir()

@@ -37,8 +37,6 @@ SMALL = Configuration(
 
 
 class SettingTests(SynchronousTestCase):
-    """A starter with a unit of its own."""
-
     def setUp(self) -> None:
         self.starter = StarterProcess()
         self.addCleanup(self.starter.stop)
@@ -70,7 +68,6 @@ class SettingTests(SynchronousTestCase):
         )
 
     def describe(self, cgroups: str) -> list[str]:
-        """Return what is said of the starter's limits."""
         client = self.starter.connect()
         self.addCleanup(client.close)
         client.cgroups = cgroups
@@ -99,8 +96,6 @@ class SettingTests(SynchronousTestCase):
 
 
 class DoctorTests(DoctorTestCase):
-    """What the doctor says of the starter."""
-
     def test_starter_with_too_few_descriptors_is_weaker(self) -> None:
         starter = StarterProcess()
         self.addCleanup(starter.stop)

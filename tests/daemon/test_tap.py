@@ -32,10 +32,7 @@ from tests.fakes.sandbox import NO_CGROUPS
 
 
 class OptionsTests(SynchronousTestCase):
-    """Options on the command line."""
-
     def parse(self, *arguments: str) -> Options:
-        """Parse a command line."""
         options = Options()
         options.parseOptions(arguments)
         return options
@@ -63,8 +60,6 @@ class OptionsTests(SynchronousTestCase):
 
 
 class ConfigurationFileTests(SynchronousTestCase):
-    """The configuration file."""
-
     def refuse(self, content: bytes | None) -> str:
         """Hold that a file of that content is refused; return the message, which names it."""
         path = Path(self.mktemp())
@@ -90,8 +85,6 @@ class ConfigurationFileTests(SynchronousTestCase):
 
 
 class MakeServiceTests(SynchronousTestCase):
-    """What the command makes."""
-
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.patch(tap, "refuse_root", lambda: None)
@@ -101,13 +94,11 @@ class MakeServiceTests(SynchronousTestCase):
         self.patch(os, "environ", environment)
 
     def make(self, *arguments: str) -> Any:
-        """Make the service of a command line."""
         options = Options()
         options.parseOptions(arguments)
         return makeService(options, self.reactor, lambda label: NO_CGROUPS)
 
     def fail_to_make(self, *arguments: str) -> str:
-        """Hold that a command line makes no service; return the message."""
         error = self.assertRaises(SystemExit, self.make, *arguments)
         message = error.code
         assert isinstance(message, str)
@@ -227,8 +218,6 @@ class ReactorTests(SynchronousTestCase):
 
 
 class PluginTests(SynchronousTestCase):
-    """The plugin that twistd finds."""
-
     def test_plugin_names_the_module(self) -> None:
         from twisted.plugins import tawebeval_plugin
 

@@ -281,24 +281,34 @@ class TimeoutTests(RunTestCase):
         self.assertIsNone(self.run_.failure)
 
 
-class CellTests(RunTestCase):
+class LimitTests(RunTestCase):
     limits = LimitSettings(wall_clock=10, cpu=5)
 
-    def end(self, number: int, cpu: float) -> EvaluationFailure:
-        """End by a signal, after so much processor time; return the failure."""
-        self.sandboxed.run_limits.used = ResourceUsage(cpu, None)
-        self.child.end(signal=number)
-        self.turn()
-        self.assertTrue(self.run_.run_ended.is_set)
-        return self.failure
-
-    def test_signal_of_the_cpu_limit_is_believed_when_the_time_was_used(self) -> None:
-        error = self.end(signal.SIGXCPU, 5.1)
-        self.assertEqual(error.extra_members, {"limit": "limits.cpu", "value": 5})
-
-    def test_signal_of_the_cpu_limit_below_the_limit_is_an_exit(self) -> None:
-        error = self.end(signal.SIGXCPU, 4.99)
-        self.assertEqual((error.reason, error.extra_members["signal"]), ("exit", signal.SIGXCPU))
+    def test_end_is_explained_by_the_limit_that_was_exceeded(self) -> None:
+        disk, memory = (build_limit_failure(name, name, "bytes", 7) for name in ("disk", "memory"))
+        cut, too_large, killed = ({"signal": number} for number in (24, 25, 9))
+        for over, cpu, end, reason in (
+            (None, 5.1, cut, "cpu"),
+            (None, 4.99, cut, "exit"),
+            (None, 5.01, {"status": 0}, "cpu"),
+            (None, 0.1, too_large, "exit"),
+            (disk, 0.1, killed, "disk"),
+            (memory, 0.1, {"status": 0}, "memory"),
+        ):
+            self.setUp()
+            limits = self.sandboxed.run_limits
+            limits.over, limits.used = over, ResourceUsage(cpu, None)
+            self.child.end(**end)
+            self.turn()
+            self.assertTrue(self.run_.run_ended.is_set)
+            self.assertEqual(self.failure.reason, reason, (over, cpu, end))
+            self.assertEqual(limits.looks, [True])
+            if over is not None:
+                self.assertIs(self.run_.failure, over)
+            elif reason == "cpu":
+                self.assertEqual(self.failure.extra_members, {"limit": "limits.cpu", "value": 5})
+            elif end is cut:
+                self.assertEqual(self.failure.extra_members["signal"], signal.SIGXCPU)
 
     def test_run_whose_output_was_lost_by_its_own_use_of_the_disk_is_over_that_limit(self) -> None:
         over = build_limit_failure("disk", "free_disk", "the disk is full", 7)
@@ -309,26 +319,6 @@ class CellTests(RunTestCase):
             self.child.end(signal=signal.SIGKILL)
             self.assert_over(number=signal.SIGKILL)
             self.assertEqual(self.failure.reason, reason)
-
-    def test_good_exit_over_the_limit_of_processor_time_fails(self) -> None:
-        self.sandboxed.run_limits.used = ResourceUsage(5.01, None)
-        self.child.end(status=0)
-        self.turn()
-        self.assertEqual(self.failure.reason, "cpu")
-
-    def test_signal_of_the_file_size_limit_is_believed(self) -> None:
-        self.assertEqual(self.end(signal.SIGXFSZ, 0.1).reason, "exit")
-        self.assertEqual(self.sandboxed.run_limits.looks, [True])
-
-    def test_limit_that_the_sandboxed_run_knows_of_explains_a_bad_end(self) -> None:
-        self.sandboxed.run_limits.over = build_limit_failure("disk", "disk", "bytes", 7)
-        self.assertEqual(self.end(signal.SIGKILL, 0.1).reason, "disk")
-
-    def test_run_over_its_memory_fails_though_it_succeeded(self) -> None:
-        self.sandboxed.run_limits.over = build_limit_failure("memory", "memory", "bytes", 7)
-        self.child.end(status=0)
-        self.turn()
-        self.assertIs(self.run_.failure, self.sandboxed.run_limits.over)
 
     def test_sandboxed_run_that_cannot_be_asked_hides_no_failure(self) -> None:
         for error, defects in ((OSError(errno.EMFILE, "Too many open files"), 0), (KeyError(), 2)):

@@ -308,7 +308,6 @@ class WaitForRoomTests(RegistryTestCase):
         self.assertEqual(self.registry.get_status(self.second, "alice")["state"], "running")
 
     def states(self) -> list[str]:
-        """Return the states of the evaluations."""
         names = (self.first, "alice"), (self.second, "alice"), (self.bobs, "bob")
         return [self.registry.get_status(name, caller)["state"] for name, caller in names]
 

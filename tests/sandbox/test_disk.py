@@ -307,8 +307,7 @@ sys.stdin.readline()
         self.assertEqual(self.count(pid), DiskUsage())
 
     def test_overlay_is_known_while_its_file_system_makes_room_for_inodes(self) -> None:
-        """XFS that is nearly full has as many inodes as fit into the free blocks."""
-        files = count()
+        files = count()  # as XFS that is nearly full: inodes that fit into the free blocks
         self.patch(
             os,
             "statvfs",

@@ -9,7 +9,7 @@ from tawebeval.archive import files
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration, EventBufferSettings
 from tests.cases.settings import with_constants
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload
-from tests.fakes.clients import MULTIPART, Service, form, parts
+from tests.fakes.clients import Service, form, parts
 from tests.fakes.streams import FOLLOWERS, LineFollower
 
 COUNT = 60
@@ -309,12 +309,9 @@ class RerunTests(ArchiveTestCase):
     def test_rerun_has_the_same_files_and_fields_and_leaves_no_files(self) -> None:
         identifier = self.archive()
         before = self.request("GET", f"/evaluation/{identifier}").json()
-        again = self.request(
-            "POST",
-            f"/evaluation/{identifier}/rerun",
-            data=form([part for part in parts(seed=b"9") if part.name == "seed"]),
-            headers={"Content-Type": MULTIPART},
-        ).json()["evaluation_id"]
+        seed = form([part for part in parts(seed=b"9") if part.name == "seed"])
+        rerun = f"/evaluation/{identifier}/rerun"
+        again = self.post(200, seed, rerun).json()["evaluation_id"]
         status = self.request("GET", f"/evaluation/{again}").json()
         self.assertEqual(status["seed"], 9)
         for name in ("repository", "commit_oid", "evaluator_cmd", "limits", "metadata"):
@@ -344,14 +341,7 @@ class RerunTests(ArchiveTestCase):
         self.assertEqual(len(list(self.root.rglob("submission/*/*"))), 1)
 
     def test_form_of_a_rerun_may_not_have_fields_of_a_submission(self) -> None:
-        identifier = self.archive()
-        self.request(
-            "POST",
-            f"/evaluation/{identifier}/rerun",
-            400,
-            data=form(parts()),
-            headers={"Content-Type": MULTIPART},
-        )
+        self.post(400, path=f"/evaluation/{self.archive()}/rerun")
 
 
 class CallerTests(CallerTestCase):

@@ -147,8 +147,7 @@ class EvaluateTests(WebTestCase):
         self.assertEqual(len(self.service.leftovers()), 4)
 
     def test_query_of_evaluate_is_ignored(self) -> None:
-        body = form(parts())
-        self.request("POST", "/evaluate?x=1", data=body, headers={"Content-Type": MULTIPART})
+        self.post(path="/evaluate?x=1")
 
 
 class EventsTests(WebTestCase):

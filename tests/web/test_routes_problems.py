@@ -36,13 +36,7 @@ class ProblemTests(WebTestCase):
     configuration = CONFIGURATION
 
     def submit(self, name: str, *sent: Part, status: int = 200, **headers: str) -> Answer:
-        return self.request(
-            "POST",
-            f"/problems/{name}/evaluate",
-            status,
-            data=form(sent or (SOURCE,)),
-            headers={"Content-Type": MULTIPART, **headers},
-        )
+        return self.post(status, form(sent or (SOURCE,)), f"/problems/{name}/evaluate", **headers)
 
     def status(self, answer: Answer) -> dict[str, Any]:
         found: dict[str, Any] = self.request("GET", answer.headers["location"]).json()
@@ -191,13 +185,8 @@ class TokenTests(CallerTestCase):
         return answer
 
     def submit(self, name: str, status: int, *others: Part, caller: str = "student") -> Answer:
-        return self.request(
-            "POST",
-            f"/problems/{name}/evaluate",
-            status,
-            data=form([SOURCE, *others]),
-            headers={"Content-Type": MULTIPART, "Authorization": self.headers[caller]},
-        )
+        token = {"Authorization": self.headers[caller]}
+        return self.post(status, form([SOURCE, *others]), f"/problems/{name}/evaluate", **token)
 
     def test_restricted_token_submits_reads_and_cancels_for_its_problem(self) -> None:
         place = self.submit("one", 200).headers["location"]

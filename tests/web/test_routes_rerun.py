@@ -47,10 +47,7 @@ class RerunTestCase(WebTestCase):
         sent = parts(**fields)
         if path != "/evaluate":
             sent = [part for part in sent if part.name.startswith(("submission", "meta"))]
-        headers = {"Content-Type": MULTIPART}
-        place: str = self.request("POST", path, data=form(sent), headers=headers).headers[
-            "location"
-        ]
+        place: str = self.post(200, form(sent), path).headers["location"]
         return place
 
     def rerun(self, place: str, status: int = 200, *sent: Part, **headers: str) -> Answer:
@@ -141,8 +138,7 @@ class RerunTests(RerunTestCase):
     def test_rerun_without_body_or_fields_changes_nothing_and_other_bodies_are_415(self) -> None:
         place = self.begin()
         self.finish()
-        headers = {"Content-Type": MULTIPART}
-        self.request("POST", f"{place}/rerun", data=form([]), headers=headers)
+        self.post(200, form([]), f"{place}/rerun")
         self.finish()
         connection = self.connect()
         connection.request(f"POST {place}/rerun", b"seed=3")
@@ -258,13 +254,7 @@ class RerunTests(RerunTestCase):
         place = self.begin()
         self.finish()
         self.service.registry.submissions.share.total = self.stored
-        self.request(
-            "POST",
-            "/evaluate",
-            503,
-            data=form([*parts(), Part("x", b"x" * 50_000)]),
-            headers={"Content-Type": MULTIPART},
-        )
+        self.post(503, form([*parts(), Part("x", b"x" * 50_000)]))
         self.assertEqual((self.kept, len(self.service.leftovers())), (1, 1))
         self.service.registry.submissions.share.total *= 2
         self.rerun(place)
@@ -312,12 +302,8 @@ class TokenTests(CallerTestCase):
         self.add_token("reader", is_read_only=True)
 
     def submit(self, name: str) -> str:
-        answer = self.request(
-            "POST",
-            f"/problems/{name}/evaluate",
-            data=form([Part("submission[source]", b"", "a")]),
-            headers={"Content-Type": MULTIPART, "Authorization": self.headers["alice"]},
-        )
+        body, token = form([Part("submission[source]", b"", "a")]), self.headers["alice"]
+        answer = self.post(200, body, f"/problems/{name}/evaluate", Authorization=token)
         self.finish()
         place: str = answer.headers["location"]
         return place
@@ -343,11 +329,6 @@ class TokenTests(CallerTestCase):
             ("callback_url", "restricted to problems"),
             *((name, "the problem 'one' sets") for name in ("seed", "commit_oid", "limits[cpu]")),
         ):
-            refused = self.request(
-                "POST",
-                f"{own}/rerun",
-                400,
-                data=form([Part(name, b"1")]),
-                headers={"Content-Type": MULTIPART, "Authorization": self.headers["student"]},
-            )
+            token = {"Authorization": self.headers["student"]}
+            refused = self.post(400, form([Part(name, b"1")]), f"{own}/rerun", **token)
             self.assertIn(detail, refused.json()["detail"])

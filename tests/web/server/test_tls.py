@@ -46,7 +46,6 @@ class EchoingApplication:
         self.turns = StreamTurns(reactor)
 
     def identify_caller(self, request: Any) -> str:
-        """Return a caller."""
         return "a"
 
     def make_form_receiver(self, request: Any, length: int | None) -> None:
@@ -62,7 +61,6 @@ class EchoingApplication:
         """Record nothing."""
 
     def render(self, request: Any) -> Any:
-        """Upgrade the connection."""
         prepare_handshake(request)
         WebSocketResource(EventWebSocket()).render_GET(request)
         request.channel.wait_for_turn = partial(self.turns.wait, "a")
