@@ -181,10 +181,6 @@ class ReadinessTests(SynchronousTestCase):
         for obstacle, word in zip(found, words, strict=True):
             self.assertIn(word, obstacle)
 
-    def test_daemon_is_ready_before_and_after_a_good_look(self) -> None:
-        self.assertEqual(self.readiness.find_unreadiness_reasons(), [])
-        self.check()
-
     def test_fault_of_each_disk_has_its_name_without_its_path(self) -> None:
         self.faults = {"/s": "is full", "/c": "cannot be used: why"}
         self.check(
@@ -244,10 +240,6 @@ class SandboxProbeTests(SynchronousTestCase):
             self.assertEqual(len(self.threads.waiting), 1)
             self.threads.step()
         return [str(formatEvent(event)) for event in logged]
-
-    def test_nothing_is_tried_while_the_sandbox_works(self) -> None:
-        self.clock.pump([SANDBOX_PROBE_PERIOD] * 3)
-        self.assertEqual(self.threads.waiting, [])
 
     def test_successful_trial_makes_the_daemon_ready(self) -> None:
         self.lose()

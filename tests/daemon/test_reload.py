@@ -153,12 +153,6 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.assertEqual(self.reloader.reload_files(), ([], []))
         self.assertEqual(self.taken.pop(), Configuration())
 
-    def test_error_names_its_key_and_changes_nothing(self) -> None:
-        self.begin("")
-        self.file.write_text("[log]\nlevel = 'warn'\n[http]\nconnections = 0")
-        problem = self.refused()
-        self.assertTrue(problem.startswith(f"{self.file}: http.connections: "), problem)
-
     def test_roots_are_checked_and_environments_need_a_sandbox_in_force(self) -> None:
         root = make_root(Path(self.mktemp()).absolute())
         table = f"[environments.java]\nroot = '{root}'\n"

@@ -77,11 +77,6 @@ class NotifierTests(SynchronousTestCase):
         self.assertEqual(first, "RELOADING=1")
         self.assertTrue(before - 1e-5 <= int(moment) / 1e6 <= after, (before, moment, after))
 
-    def test_stop_time_is_in_microseconds(self) -> None:
-        notices = self.notices(self.path)
-        SystemdNotifier(self.path).notify_stopping(12.5)
-        self.assertEqual(notices.take(), ["STOPPING=1\nEXTEND_TIMEOUT_USEC=12500000"])
-
     def test_missing_listener_is_logged_with_the_message(self) -> None:
         with capturedLogs() as logged:
             SystemdNotifier(self.path).send_notices("READY=1", "STATUS={well}")
@@ -191,13 +186,6 @@ class WatchdogTests(SynchronousTestCase):
         told = self.start_and_run(watchdog_seconds=0.4)
         self.reactor.pump([0.2, 0.2])
         self.assertEqual(self.take(told), ["WATCHDOG=1"] * 2)
-
-    def test_only_changes_are_sent_without_a_watchdog(self) -> None:
-        told = self.start(watchdog_seconds=None)
-        self.run_reactor()
-        self.assertEqual(self.take(told), ["READY=1", "STATUS=0 running, 0 queued"])
-        self.reactor.pump([1, 1])
-        self.assertEqual(told, [])
 
     def test_stop_is_sent_first_and_signs_of_life_go_on(self) -> None:
         told = self.start_and_run()

@@ -119,9 +119,6 @@ class MakeServiceTests(SynchronousTestCase):
         self.make("-c", path, *arguments).privilegedStartService()
         return [server[0] for server in self.reactor.tcpServers]
 
-    def test_service_listens_at_the_endpoint_of_the_file(self) -> None:
-        self.assertEqual(self.listeners(), [1111])
-
     def test_endpoints_of_the_command_line_replace_those_of_the_file(self) -> None:
         self.assertEqual(self.listeners("-l", "tcp:2222", "--listen", "tcp:3333"), [2222, 3333])
 
