@@ -55,7 +55,6 @@ from tawebeval.evaluations.store import (
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
 from tawebeval.webhooks.records import CallbackRecord, CallbackState
-from tests.evaluations import store_crashes
 from tests.fakes.world import InlineThreads, SlowThreads
 
 T = TypeVar("T")
@@ -197,6 +196,23 @@ class WritingTests(StoreTestCase):
         for deferred in added[1:]:
             self.successResultOf(deferred)
         self.assertEqual((self.database.transaction_count, self.threads.waiting), (2, []))
+
+    def test_changes_of_a_transaction_are_there_all_or_none_at_any_time(self) -> None:
+        found: list[int] = []
+
+        def look(_: str) -> None:
+            """Look, before a statement, at what would be left by a process that is killed now."""
+            with closing(sqlite3.connect(self.path)) as other:
+                found.extend(other.execute("SELECT count(*) FROM evaluations").fetchone())
+
+        for number in range(3):
+            self.store.save(make_row(number))
+        self.threads.step()  # the first, which found the thread idle
+        self.database._connection.set_trace_callback(look)
+        self.threads.step()
+        self.assertEqual(found, [1] * 4)
+        look("")
+        self.assertEqual(found[-1], 3)
 
     def test_row_may_change_after_it_is_saved(self) -> None:
         row = make_row(1)
@@ -639,13 +655,3 @@ class StoreMachine(RuleBasedStateMachine):
 class ModelTests(SynchronousTestCase):
     def test_store_has_after_each_start_what_was_committed(self) -> None:
         run_state_machine_as_test(StoreMachine)
-
-
-class CrashTests(SynchronousTestCase):
-    def test_killed_process_leaves_all_that_was_committed_and_nothing_torn(self) -> None:
-        directory = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, directory)
-        command = [sys.executable, "-m", store_crashes.__name__, f"{directory}/store", "50", "7"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
-        self.assertRegex(ended.stdout, r"^[0-9]{3,} changes, [0-9]{2,} told as committed, ")
