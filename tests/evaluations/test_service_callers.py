@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable
+from functools import partial
 
 from twisted.internet.defer import CancelledError, Deferred
 
@@ -37,60 +38,11 @@ from tests.cases.settings import with_constants
 from tests.fakes.archive import FakeArchive
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.files import FakeStore
-from tests.fakes.world import answer
 
 
 class CallerTests(RegistryTestCase):
-    def asked(self, identifier: str, caller: str) -> list[type[Exception] | None]:
-        """Ask for everything that there is; return how each is refused."""
-        registry = self.registry
-
-        refusals: list[type[Exception] | None] = []
-        questions: list[Callable[[], object]] = [
-            lambda: registry.events.read_page_now(identifier, None, caller),
-            lambda: registry.events.read_page_now(identifier, "0", caller),
-            lambda: registry.events.read_page_now(identifier, END, caller),
-            lambda: registry.get_status(identifier, caller),
-            lambda: registry.cancel_evaluation(identifier, caller).send(None),
-        ]
-        for question in questions:
-            try:
-                question()
-            except (StopIteration, Exception) as error:  # noqa: BLE001
-                refusals.append(None if isinstance(error, StopIteration) else type(error))
-            else:
-                refusals.append(None)
-        waited = Deferred.fromCoroutine(answer(registry, identifier, "0", 5, caller))
-        if waited.called:
-            waited.addErrback(lambda failure: refusals.append(failure.type))
-        else:
-            waited.addErrback(lambda _: None)
-            waited.cancel()
-        return refusals
-
     def begin(self, caller: str, key: str | None = None, digest: bytes = b"") -> str:
         return self.registry.accept_form(self.upload(key, digest), caller)
-
-    def test_other_caller_never_sees_the_evaluation(self) -> None:
-        identifier = self.begin("alice")
-        child = self.world.child
-        child.print(b"a\nb\n")
-        nothing = [EvaluationNotFound] * 6
-        for caller in ("bob", "", "alic", "alicee"):
-            self.assertEqual(self.asked(identifier, caller), nothing)
-        self.assertEqual(child.signals, [])
-        self.finish(child)
-        self.assertEqual(self.asked(identifier, "bob"), nothing)
-        self.assertEqual(
-            self.registry.events.read_page_now(identifier, None, "alice").end_cursor, END
-        )
-        self.registry.events.read_page_now(identifier, END, "alice")
-        self.assertEqual(self.asked(identifier, "bob"), nothing)
-        with self.assertRaises(EvaluationExpired):
-            self.registry.get_status(identifier, "alice")
-        self.assertEqual(
-            self.registry.events.read_page_now(identifier, END, "alice").end_cursor, None
-        )
 
     def test_repositories_are_fetched_in_the_name_of_the_caller(self) -> None:
         for caller in ("alice", "bob"):
@@ -98,18 +50,12 @@ class CallerTests(RegistryTestCase):
             self.finish(self.world.child)
         self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
 
-    def test_daemon_that_lost_everything_tells_other_callers_nothing(self) -> None:
-        identifier = self.begin("alice")
-        self.end_all()
-        self.registry = self.make(2)
-        self.assertEqual(self.asked(identifier, "bob"), [EvaluationNotFound] * 6)
-        with self.assertRaises(EvaluationExpired):
-            self.registry.events.read_page_now(identifier, None, "alice")
-
     def test_requests_of_another_caller_do_not_keep_the_evaluation(self) -> None:
         identifier = self.begin("alice")
         self.world.clock.advance(899)
-        self.asked(identifier, "bob")
+        registry = self.registry
+        for ask in (registry.get_status, partial(registry.events.read_page_now, after_cursor=None)):
+            self.assertRaises(EvaluationNotFound, ask, identifier, caller="bob")
         self.expire(1)
         with self.assertRaises(EvaluationExpired):
             self.registry.events.read_page_now(identifier, None, "alice")
