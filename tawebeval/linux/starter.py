@@ -186,7 +186,7 @@ class LaunchSpec(NamedTuple):
 
 
 class Output:
-    """A pipe whose bytes go to a file, `limit` bytes and one more at most.
+    """A pipe whose bytes go to `file`, a descriptor: `limit` bytes and one more at most.
 
     `size` is the number of bytes in the file. `error` is the errno by which the file took no more;
     None if it takes more. `slow_seconds` is the processor time of slow reads.
@@ -194,11 +194,11 @@ class Output:
 
     def __init__(self, path: str, limit: int) -> None:
         """Make the file, and the pipe, whose end `writing` the caller closes. Raises: OSError."""
-        self._file = os.open(path, _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
+        self.file = os.open(path, _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
         try:
             self.pipe, self.writing = os.pipe2(os.O_CLOEXEC)
         except OSError:
-            os.close(self._file)
+            os.close(self.file)
             raise
         os.set_blocking(self.pipe, False)
         self._limit = limit
@@ -219,7 +219,7 @@ class Output:
         try:
             moved = os.splice(
                 self.pipe,
-                self._file,
+                self.file,
                 min(CHUNK_BYTES, self._limit + 1 - self.size),
                 offset_dst=self.size,
                 flags=os.SPLICE_F_NONBLOCK,
@@ -260,7 +260,7 @@ class Output:
         if self.is_open:
             self.is_open = False
             os.close(self.pipe)
-            os.close(self._file)
+            os.close(self.file)
 
 
 class Broker:
@@ -1064,25 +1064,35 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def main() -> None:
-    """Listen, notify systemd and serve."""
-    _, path, *parents = sys.argv[1:]
+def prepare_for_programs() -> int:
+    """Set what programs inherit; return the maximum number of descriptors."""
     with contextlib.suppress(OSError), open("/proc/self/coredump_filter", "w") as file:
         # Core dumps of programs contain no memory (core(5)). A handler of the machine would store
         # them as root, and where no limit counts them.
         file.write("0")
-    mount_problem = enter_mount_namespace()
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     prctl(_PR_SET_DUMPABLE, 0)
-    for parent in parents:  # after the change of namespaces, which ends the setting
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(parent):
-            raise SystemExit(1)
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     _set_signal_handlers()
     _occupy_low_descriptors()
+    # So that children copy fewer pages.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    return hard
+
+
+def main() -> None:
+    """Listen, notify systemd and serve."""
+    _, path, *parents = sys.argv[1:]
+    mount_problem = enter_mount_namespace()
+    for parent in parents:  # after the change of namespaces, which ends the setting
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):
+            raise SystemExit(1)
+    hard = prepare_for_programs()
     try:
         listening = open_socket(path)
     except OSError as error:
@@ -1092,10 +1102,6 @@ def main() -> None:
         ) from None
     os.chdir("/")
     notify_systemd()
-    # So that children copy fewer pages.
-    gc.collect()
-    gc.freeze()
-    gc.disable()
     Starter(listening, hard, mount_problem).serve()
 
 

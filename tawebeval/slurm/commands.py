@@ -1,11 +1,8 @@
-"""Slurm's commands: the options of srun(1), the queue, cancellations, and checks of a cluster.
+"""Slurm's commands: the options of srun(1), the queue, cancellations, and the check of a cluster.
 
 `SlurmCommands` runs squeue(1) and scancel(1) in a thread of its own: while the controller is away
 each waits for it, up to a deadline. `explain_job_loss` tells why a job was lost, by what squeue has
-said.
-
-`check_cluster` is for `tawebeval doctor`: it tries the commands from here, and the sandbox by a
-job.
+said. `check_cluster` is for `tawebeval doctor`.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +30,14 @@ from tawebeval.sandbox.bubblewrap import build_isolation_options
 
 NODE_PYTHON = "/usr/bin/python3"
 """The Python of the program on the nodes, which is also that of evaluators."""
-
 NODE_PROGRAM_MEMORY_BYTES = 96 * 2**20
 """Bytes that the program on the node and the sandbox need beside the evaluator."""
-
 JOB_TIME_MARGIN_SECONDS = 120
 """Seconds that a job may last beyond the evaluation's own limits."""
-
 ENDING_STATE = "COMPLETING"
 """The state of a job that its nodes are to end; another one follows, with the reason."""
-
 COMMAND_TIMEOUT = 15.0
 """Seconds for one command."""
-
 SQUEUE_PERIOD = 2.0
 """Seconds before each squeue, which tells of all jobs together."""
 
@@ -58,12 +49,16 @@ _SAID = re.compile(r"^(?:srun|slurmstepd|tawebeval)\b.*", re.MULTILINE)  # in sr
 _PASSED = ("SLURM_CONF", "PATH", "SLURM_JWT")
 _NAME_LENGTH = 16  # of an evaluation's name in the log
 _LAST_LOOKS = 10  # at the queue, after the last job
+_CHECK_SECONDS = 90.0  # for the job of the check, with its wait for a node
 
 log = Logger()
 
 
 def build_srun_options(
-    limits: LimitSettings, name: str, *settings: RunnerSettings | SlurmJobSettings
+    limits: LimitSettings,
+    name: str,
+    *settings: RunnerSettings | SlurmJobSettings,
+    excluded_node: str | None = None,
 ) -> Iterator[str]:
     """Yield the options of srun for one evaluator; of a repeated option the last one counts."""
     seconds = limits.wall_clock + JOB_TIME_MARGIN_SECONDS
@@ -80,15 +75,10 @@ def build_srun_options(
         "--mpi=none",
         "--kill-on-bad-exit=1",
     )
+    if excluded_node is not None:
+        yield f"--exclude={excluded_node}"
     for one in settings:
         yield from one.arguments
-
-
-def exclude_node(options: Sequence[str], node: str) -> list[str]:
-    """Return options of srun that exclude a node besides those that they exclude already."""
-    name = "--exclude="
-    excluded = [option.removeprefix(name) for option in options if option.startswith(name)]
-    return [*options, name + ",".join((*excluded[-1:], node))]
 
 
 _REASONS: Mapping[str, FailureReason] = {
@@ -169,24 +159,19 @@ def run_command(
     environment: Mapping[str, str], *argv: str, timeout: float = COMMAND_TIMEOUT
 ) -> str:
     """Return the stdout of a command. Blocks. Raises: SlurmCommandFailed."""
+    how: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "errors": "replace"}
     try:
-        done = subprocess.run(
-            argv,
-            env=dict(environment),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise SlurmCommandFailed(f"no answer within {timeout:g} seconds") from None
+        done = subprocess.run(argv, env=environment, cwd="/", timeout=timeout, check=True, **how)
+    except subprocess.TimeoutExpired as error:
+        said = (error.stderr or b"").decode(errors="replace").strip()[-_STDERR_SHOWN:]
+        words = f"no answer within {timeout:g} seconds"
+        raise SlurmCommandFailed(f"{words}; {said}" if said else words) from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip()[-_STDERR_SHOWN:]
+        raise SlurmCommandFailed(said or f"exit status {error.returncode}") from None
     except OSError as error:
         raise SlurmCommandFailed(f"{argv[0]}: {error.strerror}") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[-_STDERR_SHOWN:]
-        raise SlurmCommandFailed(said or f"exit status {done.returncode}")
-    return done.stdout.decode(errors="replace")
+    return str(done.stdout)
 
 
 WatchJob = Callable[[QueuedJob | None], object]
@@ -214,7 +199,7 @@ class SlurmCommands:
         """Return a new name; `evaluation` begins with the name of the evaluation in the log."""
         return f"tawebeval-{self._label}-{evaluation[:_NAME_LENGTH]}-{secrets.token_hex(4)}"
 
-    def watch_job(self, name: str, on_look: WatchJob) -> None:
+    def watch_job(self, name: str, on_look: WatchJob = lambda job: None) -> None:
         """Call `on_look` with what each squeue says of a job; None if it does not know the job."""
         self._watches[name] = on_look
         self.watch_queue()
@@ -235,25 +220,27 @@ class SlurmCommands:
         try:
             while self._watches or self._unwatched or self._looks_left:
                 await deferLater(self._clock, SQUEUE_PERIOD)
-                await self._look()
+                try:
+                    await self._look()
+                except SlurmCommandFailed as error:
+                    if (
+                        not self.counters.is_controller_unreachable
+                    ):  # once while the controller is away
+                        log.warn("the queue of Slurm is unknown: {error}", error=error)
+                    self.counters.is_controller_unreachable = True
         finally:
             self._is_polling = self.counters.is_controller_unreachable = False
 
     async def _look(self) -> None:
-        try:
-            jobs = parse_squeue(await self._run(*_SQUEUE))
-        except SlurmCommandFailed as error:
-            if not self.counters.is_controller_unreachable:  # once while the controller is away
-                log.warn("the queue of Slurm is unknown: {error}", error=error)
-            self.counters.is_controller_unreachable = True
-            return
+        """Tell what squeue says, and cancel jobs. Raises: SlurmCommandFailed, if it fails."""
+        jobs = parse_squeue(await self._run(*_SQUEUE))
         self.counters.is_controller_unreachable = False
         self._looks_left = max(0, self._looks_left - 1)
         for name, on_look in list(self._watches.items()):
             on_look(jobs.get(name))
         prefix, before = f"tawebeval-{self._label}-", self._unwatched
-        alive = {name for name, job in jobs.items() if job.is_alive and name.startswith(prefix)}
-        self._unwatched = frozenset(alive - self._watches.keys())
+        own = {name for name, job in jobs.items() if job.is_alive and name.startswith(prefix)}
+        self._unwatched = frozenset(own - self._watches.keys())
         # At the second look, as a job ends a moment after its evaluator.
         if found := [jobs[name].identifier for name in self._unwatched & before]:
             try:
@@ -263,11 +250,7 @@ class SlurmCommands:
                 log.warn(words, count=len(found), error=error)
 
     async def _run(self, *argv: str) -> str:
-        """Return the stdout of a command. Raises: SlurmCommandFailed."""
         return await self._threads.run_in_thread(run_command, self._environment, *argv)
-
-
-_JOB_SECONDS = 90.0  # for the job of the check, with its wait for a node
 
 
 def check_shared_directory(configuration: Configuration, state: Path) -> None:
@@ -283,58 +266,39 @@ def check_shared_directory(configuration: Configuration, state: Path) -> None:
 def check_cluster(
     configuration: Configuration, state: Path, environment: Mapping[str, str]
 ) -> Iterator[str | SetupProblem]:
-    """Yield what works of a cluster, from this machine and by a job on a node. Blocks.
-
-    Raises: ConfigurationError.
-    """
-    check_shared_directory(configuration, state)
-    run = partial(run_command, build_command_environment(environment))
-    try:
-        pinged = run("scontrol", "ping").strip()
-    except SlurmCommandFailed as error:
-        pinged = str(error)
-    if " UP" not in pinged:
-        raise ConfigurationError(
-            f"runner.kind: the controller of Slurm does not answer: {pinged[:200]}",
-            "start slurmctld; on this machine run `apt-get install slurm-client`, or correct"
-            " SLURM_CONF and munge",
-        )
-    yield "the controller of Slurm answers"
-    printed = _run_job(configuration, state, run)
-    node = re.search("^node (.*)", printed, re.MULTILINE)
-    where = f"on the node {node[1]}" if node else "on a node"
-    yield f"{where} bubblewrap works, and the shared directory is seen"
-    for path in re.findall("^missing (.*)", printed, re.MULTILINE):
-        yield SetupProblem(f"{where} {path} is missing", "make it on all nodes")
-
-
-def _run_job(configuration: Configuration, state: Path, run: Callable[..., str]) -> str:
-    """Return what a shell prints on a node.
+    """Yield what a job finds that tries on a node what evaluators need. Blocks.
 
     Raises: ConfigurationError, if evaluators cannot run there.
     """
+    check_shared_directory(configuration, state)
     isolated = ("bwrap", *build_isolation_options("check"), "--ro-bind", "/", "/", "/bin/true")
     roots = (one.root for one in configuration.environments.values())
-    paths = map(shlex.quote, (*roots, *configuration.sandbox.readable))
+    paths: Sequence[str] = (*roots, *configuration.sandbox.readable)
     script = (
         f"cd {shlex.quote(str(state))}",
         shlex.join(isolated),
         f"{NODE_PYTHON} -I -S -c pass",
-        'echo "node ${SLURMD_NODENAME:-$(uname -n)}"',
-        *(f"test -e {path} || echo missing {path}" for path in paths),
+        'echo "${SLURMD_NODENAME:-$(uname -n)}"',
+        *(f"test -e {path} || echo {path}" for path in map(shlex.quote, paths)),
     )
     name = f"tawebeval-doctor-{secrets.token_hex(8)}"
+    commands = build_command_environment(environment)
     options = build_srun_options(configuration.limits, name, configuration.runner)
+    shell = ("/bin/sh", "-ec", "\n".join(script))
     try:
-        shell = ("/bin/sh", "-ec", "\n".join(script))
-        return run("srun", *options, "--", *shell, timeout=_JOB_SECONDS)
+        printed = run_command(commands, "srun", *options, "--", *shell, timeout=_CHECK_SECONDS)
     except SlurmCommandFailed as error:
         raise ConfigurationError(
             f"runner.kind: a job does not run on a node: {error}",
-            "mount runner.shared on this machine and all nodes under the same path, run `apt-get"
-            " install bubblewrap python3` on all nodes and allow user namespaces there, check the"
-            " options in [runner], and look at `sinfo` and `squeue` for a free node",
+            "run `srun hostname` and `sinfo` here, and correct slurm.conf and munge; mount"
+            " runner.shared on this machine and all nodes under the same path, run `apt-get"
+            " install bubblewrap python3` on all nodes and allow user namespaces there, and check"
+            " the options in [runner]",
         ) from None
     finally:
         with suppress(SlurmCommandFailed):
-            run("scancel", f"--name={name}")
+            run_command(commands, "scancel", f"--name={name}")
+    node, *missing = printed.splitlines()
+    yield f"on the node {node} bubblewrap works, and the shared directory is seen"
+    for path in missing:
+        yield SetupProblem(f"on the node {node} {path} is missing", "make it on all nodes")

@@ -15,11 +15,10 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from resource import struct_rusage
-from threading import Lock
 from typing import Any
 
 import attrs
@@ -65,7 +64,6 @@ from tawebeval.slurm.commands import (
     SlurmCommands,
     build_command_environment,
     build_srun_options,
-    exclude_node,
     explain_job_loss,
 )
 
@@ -77,6 +75,8 @@ KILL_ANSWER_TIMEOUT = 10.0
 """Seconds after which a node that does not answer to SIGKILL is given up."""
 MAX_KILL_SECONDS = 2 * KILL_ANSWER_TIMEOUT
 """The most seconds from SIGKILL to the end of a run, also on a busy machine."""
+SRUN_END_TIMEOUT = 30.0
+"""Seconds after the end of an evaluator for its srun to end."""
 GONE_LOOKS = 3
 """Looks at the queue without a job until it counts as gone."""
 ENDING_LOOKS = 60
@@ -141,14 +141,16 @@ class PollingWatcher:
     async def _poll(self) -> None:
         try:
             while self._files:
-                now = self._clock.seconds()
-                if due := [file for file in self._files.values() if file.due <= now]:
-                    await self._look(due)
+                await self._look(
+                    [f for f in self._files.values() if f.due <= self._clock.seconds()]
+                )
                 await deferLater(self._clock, MIN_POLL_SECONDS)
         finally:
             self._is_polling = False
 
-    async def _look(self, files: Sequence[_WatchedFile]) -> None:
+    async def _look(self, files: list[_WatchedFile]) -> None:
+        if not files:
+            return
         changed = await self._threads.run_in_thread(lambda: [f for f in files if f.has_changed()])
         now = self._clock.seconds()
         for file in changed:
@@ -162,7 +164,7 @@ class PollingWatcher:
 
 
 class NodeState(ProgramState, frozen=True):
-    """The content of the file `state` of a job (`node.NodeJob`)."""
+    """The content of the file `state` of a job (`node.NodeStarter`)."""
 
     node: str | None = None
     job: str | None = None
@@ -260,17 +262,29 @@ class Job(Workspace):
         return ""
 
 
+def write_node_program(directory: Path) -> Path:
+    """Write the program of the nodes into a directory; return its path. Blocks. Raises: OSError."""
+    program = directory / "node"
+    remove_tree(program)  # that of an earlier version
+    for name, content in _PROGRAM.items():  # no archive: each job would compile it
+        (program / name).parent.mkdir(parents=True, exist_ok=True)
+        (program / name).write_bytes(content)
+    return program
+
+
 @attrs.define(eq=False)
 class SlurmSandbox(BubblewrapSandbox):
-    """The sandbox of `runner.kind = "slurm"`: that of the daemon, which nodes start."""
+    """The sandbox of `runner.kind = "slurm"`: that of the daemon, which nodes start.
+
+    `program` is the path of the program of the nodes.
+    """
 
     settings: RunnerSettings
     commands: SlurmCommands
     threads: WorkerThreads
     reactor: Any
     watcher: PollingWatcher
-    _writing: Lock = attrs.field(factory=Lock, init=False)  # several threads may start jobs
-    _has_written: bool = attrs.field(default=False, init=False)
+    program: Path
 
     @classmethod
     def create(
@@ -281,7 +295,10 @@ class SlurmSandbox(BubblewrapSandbox):
         threads: WorkerThreads,
         reactor: Any,
     ) -> SlurmSandbox:
-        """Return the sandbox beside the daemon's own, `local`, which the nodes have, too."""
+        """Return the sandbox beside the daemon's own, `local`, which the nodes have, too.
+
+        Blocks. Raises: OSError.
+        """
         assert isinstance(local, BubblewrapSandbox), "`parse_configuration` refuses no sandbox"
         own = attrs.asdict(local, recurse=False)
         own["cgroup_manager"] = CgroupManager({})  # the cgroups of a job belong to root
@@ -292,6 +309,7 @@ class SlurmSandbox(BubblewrapSandbox):
             threads=threads,
             reactor=reactor,
             watcher=PollingWatcher(reactor, threads),
+            program=write_node_program(local.sandbox_files_directory),
         )
 
     def make_run(
@@ -303,18 +321,6 @@ class SlurmSandbox(BubblewrapSandbox):
     ) -> SlurmRun:
         """Return the run of an evaluation with these limits, not started yet."""
         return SlurmRun(workspace, checkout, limits, self, environment)
-
-    def write_node_program(self) -> Path:
-        """Write the program of the nodes, once; return its path. Blocks. Raises: OSError."""
-        target = self.sandbox_files_directory / "node"
-        with self._writing:
-            if not self._has_written:
-                remove_tree(target)  # that of an earlier version
-                for name, content in _PROGRAM.items():  # no archive: each job would compile it
-                    (target / name).parent.mkdir(parents=True, exist_ok=True)
-                    (target / name).write_bytes(content)
-                self._has_written = True
-        return target
 
     def make_job(self, evaluation: Workspace) -> Job:
         """Return a new job of an evaluation."""
@@ -328,8 +334,7 @@ class SlurmRunLimits(RunLimits):
     state tells, and the kernel there the rest.
     """
 
-    _exceeded: str | None = None
-    _unlinked_bytes = 0
+    _state = NodeState()
     _is_away = False
 
     def _list_main_pids(self) -> tuple[int, ...]:
@@ -342,9 +347,8 @@ class SlurmRunLimits(RunLimits):
 
     def take_state(self, state: NodeState) -> None:
         """Take what the node tells. Removed files that are open there leave less for others."""
-        self._exceeded = state.exceeded
-        self._most_disk += self._unlinked_bytes - state.unlinked_bytes
-        self._unlinked_bytes = state.unlinked_bytes
+        self._most_disk += self._state.unlinked_bytes - state.unlinked_bytes
+        self._state = state
 
     def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks."""
@@ -361,11 +365,12 @@ class SlurmRunLimits(RunLimits):
 
     def find_unnoticed_failure(self) -> EvaluationFailure | None:
         """Return the error of the limit that the node has found exceeded, whatever the exit."""
-        if self._exceeded == "cpu":
+        if self._state.exceeded == "cpu":
             return build_cpu_limit_failure(self.settings)
-        if self._exceeded == "memory":
+        if self._state.exceeded == "memory":
             return self._build_memory_failure()
-        return build_disk_limit_failure(self.settings) if self._exceeded == "disk" else None
+        is_disk = self._state.exceeded == "disk"
+        return build_disk_limit_failure(self.settings) if is_disk else None
 
     def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
         """Return what wait4(2) has returned on the node: the memory of the largest process."""
@@ -393,10 +398,11 @@ class SlurmRun(BubblewrapRun):
     _process: TailedProcess | None = None
     _run: Any = None  # its protocol
     _listener: StateListener | None = None
-    _kill: IDelayedCall | None = None  # None until the first SIGKILL
+    _kill: IDelayedCall | None = None  # of the job after SIGKILL, or of srun after the end
     _first_loss: EvaluationFailure | None = None
     _has_srun = True
     _doubtful_looks = 0  # in a row, at which Slurm did not have the job, or was ending it
+    _is_suspended = False  # its clock, while Slurm ends the job
     _is_stopped = False
     _is_over = False  # nothing more counts
 
@@ -422,6 +428,7 @@ class SlurmRun(BubblewrapRun):
         self.workspace = job
         self.workspace_view = job.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
         self.state, self._has_srun, self._doubtful_looks = None, True, 0
+        self._is_suspended = False
 
     # The start
 
@@ -431,18 +438,17 @@ class SlurmRun(BubblewrapRun):
         self._start_job()
         return self.workspace
 
-    def _start_job(self, avoided_node: str | None = None) -> None:
+    def _start_job(self, excluded_node: str | None = None) -> None:
         """Write what the node needs, and start srun by the starter. Blocks. Raises: OSError."""
         job, limits, sandbox = self.workspace, self.limits, self._sandbox
         assert self._arguments is not None, "started by this process of the daemon"
         launch = self.make_launch_spec(*self._arguments)
         job.write_start(launch._replace(stdout_limit=limits.output, stderr_limit=limits.stderr))
         copy_tree(self._checkout.path, job.tree_directory)
-        options = list(build_srun_options(limits, job.name, sandbox.settings, *self.job_settings))
-        if avoided_node is not None:
-            options = exclude_node(options, avoided_node)
-        program = str(sandbox.write_node_program())
-        on_node = (NODE_PYTHON, "-I", "-S", program, str(job.root))
+        options = build_srun_options(
+            limits, job.name, sandbox.settings, *self.job_settings, excluded_node=excluded_node
+        )
+        on_node = (NODE_PYTHON, "-I", "-S", str(sandbox.program), str(job.root))
         srun = LaunchSpec(
             ["/usr/bin/env", "srun", *options, "--", *on_node, str(limits.cpu), str(limits.disk)],
             build_command_environment(),
@@ -451,7 +457,7 @@ class SlurmRun(BubblewrapRun):
             stderr_limit=_SRUN_OUTPUT_BYTES,
         )
         # So that the job is not cancelled if this thread waits for the shared directory.
-        sandbox.reactor.callFromThread(sandbox.commands.watch_job, job.name, lambda _: None)
+        sandbox.reactor.callFromThread(sandbox.commands.watch_job, job.name)
         try:
             self._trees.starter.start_program(job.root, srun)
         finally:  # it has SLURM_JWT, for which the shared directory is no place
@@ -479,13 +485,8 @@ class SlurmRun(BubblewrapRun):
         """Let the evaluator on the node drive `run`. Raises: OSError."""
         state, sandbox = self.state, self._sandbox
         assert state is not None, "it has begun"
-        files = ProgramFiles(
-            sandbox.reactor,
-            self,
-            sandbox.watcher,
-            sandbox.threads.run_in_thread,
-            reads_in_thread=True,
-        )
+        threads = sandbox.threads.run_in_thread
+        files = ProgramFiles(sandbox.reactor, self, sandbox.watcher, threads, reads_in_thread=True)
         program = StartedProgram(self._evaluation.output_directory, state.pid, state.start_time)
         self._run, self._process = run, TailedProcess(files, run, program, stdout_offset)
         return self._process
@@ -522,6 +523,9 @@ class SlurmRun(BubblewrapRun):
     def _unfollow(self) -> None:
         self._sandbox.watcher.unwatch(self.workspace.state_file)
         self._sandbox.commands.unwatch_job(self.workspace.name)
+        self._cancel_kill()
+
+    def _cancel_kill(self) -> None:
         if self._kill is not None and self._kill.active():
             self._kill.cancel()
 
@@ -538,7 +542,7 @@ class SlurmRun(BubblewrapRun):
         if not self._is_over:
             self._is_over = True
             self._unfollow()
-            self._sandbox.commands.watch_job(self.workspace.name, lambda _: None)
+            self._sandbox.commands.watch_job(self.workspace.name)
 
     def signal_program(self, directory: Path, number: int) -> None:
         """Send a signal to the evaluator; after SIGKILL do not wait for long."""
@@ -551,12 +555,8 @@ class SlurmRun(BubblewrapRun):
         writing = self._sandbox.threads.run_in_thread(self.workspace.append_signal, number)
         run_in_background(writing, log, "a signal for a node is not written")
         if number == signal.SIGKILL and self._kill is None:
-            self._kill = self._sandbox.reactor.callLater(KILL_ANSWER_TIMEOUT, self._on_deaf_node)
-
-    def _on_deaf_node(self) -> None:
-        name = self.workspace.name
-        log.warn("a node does not answer; the job {job} of Slurm is given up", job=name)
-        self._lose(EvaluationFailure("lost", "the node of the evaluator does not answer"))
+            deaf = EvaluationFailure("lost", "the node of the evaluator does not answer")
+            self._kill = self._sandbox.reactor.callLater(KILL_ANSWER_TIMEOUT, self._lose, deaf)
 
     def close_output(self, directory: Path) -> None:
         """Do nothing: the node closes the pipes."""
@@ -612,6 +612,8 @@ class SlurmRun(BubblewrapRun):
         if state.is_output_complete:
             self._unfollow()
             self._is_over = True  # the job ends with srun, or because nobody watches it
+            if self._has_srun:
+                self._kill = self._sandbox.reactor.callLater(SRUN_END_TIMEOUT, self._forget_srun)
         self._deliver_state()
 
     def _on_srun_state(self, state: ProgramState | None) -> None:
@@ -625,24 +627,34 @@ class SlurmRun(BubblewrapRun):
             self._look()  # the end may be there
 
     def _forget_srun(self) -> None:
+        """End srun, if it runs, and drop what the starter knows of it.
+
+        By SIGKILL: at SIGTERM srun would cancel a number, perhaps another job's.
+        """
+        self._cancel_kill()
         self._trees.starter.unwatch_program(self.workspace.root)
         self._trees.starter.forget_program(self.workspace.root)
 
     def _on_queue(self, queued: QueuedJob | None) -> None:
+        """Take what squeue says of the job; None if it does not know the job."""
         status = self.runner_status
         if queued is not None:
             status.job_id = queued.identifier
             status.queue_reason = queued.reason if queued.state == "PENDING" else None
-            if queued.is_alive:
-                self._doubtful_looks = 0
-                return
         elif self._has_srun and status.job_id is None:
             return  # srun waits for a controller that is away
+        if queued is not None and queued.is_alive:
+            self._doubtful_looks = 0
+            if self._is_suspended:
+                self._is_suspended = False
+                self._run.restart_clock()
+            return
         self._doubtful_looks += 1
         looks = GONE_LOOKS if queued is None else 1
         if queued is not None and queued.state == ENDING_STATE:
             looks = ENDING_LOOKS
-            if self._run is not None and self._doubtful_looks == 1:
+            if self._run is not None and self.state is not None and not self._is_suspended:
+                self._is_suspended = True
                 self._run.suspend_clock()
         if self._doubtful_looks >= looks:
             self._sandbox.commands.unwatch_job(self.workspace.name)
@@ -671,11 +683,10 @@ class SlurmRun(BubblewrapRun):
     def _give_up(self) -> None:
         """End srun and its job, whatever the node does."""
         self._unfollow()
-        self._forget_srun()  # by SIGKILL: at SIGTERM it would cancel a number, perhaps another's
+        self._forget_srun()
 
     def _end(self, loss: EvaluationFailure) -> None:
         self._is_over = True
-        self._unfollow()
         # There may be no other node than the first one.
         self.loss = loss if self.state is not None else self._first_loss or loss
         self._sandbox.reactor.callLater(0, self._deliver_state)
@@ -692,7 +703,7 @@ class SlurmRun(BubblewrapRun):
                     self._end(loss)
                     return
             log.warn("{why}; another job takes its place", why=loss.message)
-            avoided_node = None if loss.reason == "preempted" else status.node
+            excluded_node = None if loss.reason == "preempted" else status.node
             self._first_loss = loss
             self._use_job(self._sandbox.make_job(self._evaluation))
             status.retry_count += 1
@@ -700,7 +711,7 @@ class SlurmRun(BubblewrapRun):
             if process is not None:
                 process.follow_program(process.pid, process.start_time)
                 self._run.suspend_clock()
-            await threads.run_in_thread(self._start_job, avoided_node)
+            await threads.run_in_thread(self._start_job, excluded_node)
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
             words = "no job can take the place of the lost one: {error!r}"
             log.error(words, error=error)  # noqa: TRY400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from tawebeval.slurm.commands import (
     SlurmCommands,
     build_command_environment,
     build_srun_options,
-    exclude_node,
     explain_job_loss,
     parse_squeue,
 )
@@ -49,10 +49,10 @@ class OptionTests(SynchronousTestCase):
             self.assertIn(option, options)
         self.assertEqual(options[-3:], ["--partition=main", "--qos=low", "--cpus-per-task=4"])
 
-    def test_node_is_excluded_besides_those_of_the_operator(self) -> None:
-        options = ["--exclude=one", "--exclude=two,three"]
-        self.assertEqual(exclude_node(options, "four")[-1], "--exclude=two,three,four")
-        self.assertEqual(exclude_node([], "four"), ["--exclude=four"])
+    def test_node_is_excluded_unless_the_operator_has_excluded_others(self) -> None:
+        runner = RunnerSettings(arguments=("--exclude=two",))
+        options = list(build_srun_options(LimitSettings(), "name", runner, excluded_node="one"))
+        self.assertEqual(options[-2:], ["--exclude=one", "--exclude=two"])
 
 
 class QueueTests(SynchronousTestCase):
@@ -106,7 +106,6 @@ class LossTests(SynchronousTestCase):
 
 SCRIPTS = {
     "srun": "exec sleep 600",
-    "scontrol": "echo Slurmctld is UP",
     "squeue": "",
     "scancel": "",
 }
@@ -124,15 +123,18 @@ class CheckTests(SynchronousTestCase):
         self.patch(os, "environ", {"PATH": f"{folder}:/usr/bin:/bin"})
         return folder
 
-    def test_busy_cluster_has_no_other_fault(self) -> None:
-        folder = self.make_commands()
-        self.patch(commands, "_JOB_SECONDS", 0.01)
+    def test_cluster_that_runs_no_job_is_an_error(self) -> None:
+        waiting, folder = "srun: job 5 queued and waiting for resources", self.make_commands()
+
+        def run_too_long(argv: Sequence[str], **_: object) -> None:
+            raise subprocess.TimeoutExpired(argv, 90, stderr=f"{waiting}\n".encode())
+
+        self.patch(subprocess, "run", run_too_long)
         runner = RunnerSettings(kind="slurm", shared=str(folder))
         checking = commands.check_cluster(Configuration(runner=runner), folder, os.environ)
-        self.assertEqual(next(checking), "the controller of Slurm answers")
         error = self.assertRaises(ConfigurationError, next, checking)
-        self.assertIn("no answer within 0.01 seconds", str(error))
-        self.assertIn("squeue", str(error))
+        self.assertIn(f"no answer within 90 seconds; {waiting}", str(error))
+        self.assertIn("`sinfo`", str(error))
 
     def test_job_tells_what_its_node_lacks(self) -> None:
         folder = self.make_commands(srun=RUN_HERE)
@@ -140,7 +142,7 @@ class CheckTests(SynchronousTestCase):
             runner=RunnerSettings(kind="slurm", shared=str(folder)),
             environments={"gcc": EnvironmentSettings("/roots/gcc")},
         )
-        _, found, missing = commands.check_cluster(configuration, folder, os.environ)
+        found, missing = commands.check_cluster(configuration, folder, os.environ)
         self.assertIn("bubblewrap works", str(found))
         self.assertIsInstance(missing, SetupProblem)
         self.assertIn("/roots/gcc is missing", str(missing))
@@ -151,7 +153,6 @@ class CheckTests(SynchronousTestCase):
         (folder / "bwrap").chmod(0o755)
         runner = RunnerSettings(kind="slurm", shared=str(folder))
         checking = commands.check_cluster(Configuration(runner=runner), folder, os.environ)
-        next(checking)
         error = self.assertRaises(ConfigurationError, next, checking)
         self.assertIn("bwrap: no namespaces", str(error))
 

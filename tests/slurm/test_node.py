@@ -12,13 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
-from types import SimpleNamespace
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.slurm.job import SlurmSandbox
+from tawebeval.slurm.job import write_node_program
 from tests.cases.patience import PATIENCE
 from tests.integration.processes import new_word, processes
 
@@ -30,10 +28,7 @@ class NodeJobTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.parent = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
         self.addCleanup(shutil.rmtree, self.parent, ignore_errors=True)
-        places: Any = SimpleNamespace(
-            sandbox_files_directory=self.parent, _writing=Lock(), _has_written=False
-        )
-        self.program = SlurmSandbox.write_node_program(places)
+        self.program = write_node_program(self.parent)
         self.evaluations = self.parent / "evaluations"
         self.directory = self.evaluations / "evaluation" / "job"
         (self.directory / "output").mkdir(parents=True)
@@ -154,8 +149,10 @@ class NodeJobTests(SynchronousTestCase):
 
     def test_evaluator_ends_with_the_program(self) -> None:
         word = new_word()
-        process = self.start("/bin/sh", "-c", f"sleep 600; : {word}")
-        self.wait(self.read_state, "it is started")
+        bwrap = ("/usr/bin/bwrap", "--die-with-parent", "--ro-bind", "/", "/")
+        process = self.start(*bwrap, "/bin/sh", "-c", f"echo on; sleep 600; : {word}")
+        stdout = self.directory / "output" / "stdout"
+        self.wait(lambda: stdout.exists() and stdout.read_text(), "it prints")
         process.kill()
         self.wait(lambda: not processes(word), "the evaluator is gone")
 
