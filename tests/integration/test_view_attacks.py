@@ -45,7 +45,7 @@ class ViewAttacks(AttackCase):
 
     async def test_users_processes_and_devices_are_those_of_the_sandbox(self) -> None:
         attacked = await self.attack_by(
-            "for p in /proc/[0-9]*; do cat $p/comm; done | sort -u; echo ---;"
+            "for p in /proc/[0-9]*; do cat $p/comm; done; echo ---;"
             " cut -d: -f1 /etc/passwd /etc/group; id -un; hostname; echo ---;"
             " find /dev -type c; echo ---;"
             " for f in kernel/core_pattern vm/drop_caches kernel/hostname; do"
@@ -57,7 +57,7 @@ class ViewAttacks(AttackCase):
             f" {python(views.SHELL_MOUNT_POINT)}"
         )
         processes, users, devices, harm = attacked.text.split("---\n")
-        self.assertEqual(processes.split(), ["init", "sh"])
+        self.assertEqual(sorted({*processes.split()}), ["init", "sh"])
         names = ["evaluator", "nobody", "evaluator", "nogroup", "evaluator", "evaluation"]
         self.assertEqual(users.split(), names)
         harmless = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")}
