@@ -358,25 +358,31 @@ class RepositoryTestCase(TestCase):
 class DaemonTestCase(RepositoryTestCase):
     """Tests that share a daemon with the tests before them, if these want the same one.
 
-    It is stopped before tests that want another one, and after the last of all. After each test
-    nothing may be left of its evaluations, and no defect in the log.
+    It is stopped after the last of these tests, which fails if that fails: a test after it would
+    pass when it is run again alone. After each test nothing may be left of its evaluations, and no
+    defect in the log.
     """
 
     configuration: ClassVar[str] = CONFIGURATION
     daemon_name: ClassVar[str] = ""
     environment: ClassVar[Mapping[str, str]] = {}
     drain: ClassVar[float] = 0
-    _to_run: ClassVar[set[str]] = set()
+    _to_run: ClassVar[dict[str, DaemonTestCase]] = {}  # in this order
     _shared: ClassVar[tuple[object, Daemon] | None] = None
+    _is_last: bool
 
     def __init__(self, name: str = "runTest") -> None:
         super().__init__(name)
         if hasattr(self, name) and not self.getSkip()[0]:
-            self._to_run.add(self.id())
+            self._to_run[self.id()] = self
 
     async def setUp(self) -> None:
-        self.addCleanup(self._stop_after_the_last)
+        while self.id() in self._to_run:  # before it there may be some that were skipped
+            del self._to_run[next(iter(self._to_run))]
         wanted = self._describe_daemon()
+        following = next(iter(self._to_run.values()), None)
+        self._is_last = following is None or following._describe_daemon() != wanted
+        self.addCleanup(self._stop_after_the_last)
         if DaemonTestCase._shared is not None and DaemonTestCase._shared[0] != wanted:
             await self._stop_shared()
         if DaemonTestCase._shared is None:
@@ -414,14 +420,13 @@ class DaemonTestCase(RepositoryTestCase):
         try:
             if self.daemon.running:
                 await self.client.cancel_all()
-            await self.daemon.nothing_left(dead=self._to_run <= {self.id()})
+            await self.daemon.nothing_left(dead=self._is_last)
         finally:
             await self.client.close()
             self.daemon.check_log()
 
     async def _stop_after_the_last(self) -> None:
-        self._to_run.discard(self.id())
-        if not self._to_run:
+        if self._is_last:
             await self._stop_shared()
 
     @staticmethod

@@ -16,7 +16,7 @@ from typing import ClassVar
 from twisted.trial.unittest import SkipTest, TestCase
 
 from tests.cases.patience import PATIENCE
-from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.ports import free_port
 from tests.integration.processes import descriptors, everybody
 
@@ -255,11 +255,12 @@ class ClusterCase(TestCase):
 class SlurmTestCase(ClusterCase, DaemonTestCase):
     """Tests that share a daemon which runs evaluators on a cluster."""
 
-    template: ClassVar[str] = CONFIGURATION + RUNNER
+    configuration = CONFIGURATION + RUNNER
 
     async def setUp(self) -> None:
         await self.start_cluster()
-        cls = type(self)
-        cls.configuration = cls.template
-        cls.environment = {**cls.environment, "SLURM_CONF": str(self.cluster.configuration)}
         await super().setUp()
+
+    def make_daemon(self) -> Daemon:
+        environment = {**self.environment, "SLURM_CONF": str(self.cluster.configuration)}
+        return Daemon(self.configuration, self.drain, self.daemon_name, **environment)

@@ -183,7 +183,7 @@ class DoctorTests(SlurmTestCase):
 class QueueTests(SlurmTestCase):
     """A cluster without a free node."""
 
-    template = SlurmTestCase.template.replace("task=1", f"task={CPUS}")
+    configuration = SlurmTestCase.configuration.replace("task=1", f"task={CPUS}")
 
     async def test_wait_has_the_reason_of_slurm_and_ends_by_a_cancel(self) -> None:
         running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(2)]
@@ -228,7 +228,7 @@ class QueueTests(SlurmTestCase):
 class LongQueueTests(SlurmTestCase):
     """Many jobs that wait, as many as TAWEBEVAL_SLURM_QUEUED says."""
 
-    template = QueueTests.template.replace("running = 4", f"running = {QUEUED + 2}")
+    configuration = QueueTests.configuration.replace("running = 4", f"running = {QUEUED + 2}")
 
     async def test_jobs_outlast_a_restart_of_the_controller_and_run_in_turn(self) -> None:
         running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(2)]
@@ -254,7 +254,7 @@ class LongQueueTests(SlurmTestCase):
 class PreemptionTests(SlurmTestCase):
     """A partition whose jobs give way to others."""
 
-    template = SlurmTestCase.template.replace('["--', '["--partition=low", "--')
+    configuration = SlurmTestCase.configuration.replace('["--', '["--partition=low", "--')
 
     async def test_job_that_gives_way_has_a_reason_of_its_own(self) -> None:
         identifier = await self.begin_and_wait("echo ready; sleep 600")
@@ -269,7 +269,7 @@ class PreemptionTests(SlurmTestCase):
 class NodeLossTests(SlurmTestCase):
     """A node that fails, with one retry allowed."""
 
-    template = SlurmTestCase.template + "retries = 1\n"
+    configuration = SlurmTestCase.configuration + "retries = 1\n"
 
     async def test_evaluator_that_has_printed_nothing_runs_again_on_the_other_node(self) -> None:
         gate = "gate-of-both-nodes"

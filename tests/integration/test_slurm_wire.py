@@ -12,10 +12,10 @@ class SlurmEvaluatorTests(
 ):
     """What evaluators find, print and leave behind, and readers on every transport."""
 
-    template = SlurmTestCase.template + "[limits]\nprocesses = 2000\n"
+    configuration = SlurmTestCase.configuration + "[limits]\nprocesses = 2000\n"
 
 
 class SlurmOutputAttacks(SlurmTestCase, floods.OutputCase):
     """More output than anybody wants to read."""
 
-    template = floods.OutputCase.configuration + RUNNER
+    configuration = floods.OutputCase.configuration + RUNNER
