@@ -50,6 +50,7 @@ from tawebeval.daemon.reload import (
     ReloadableConfiguration,
     ReloadService,
     Watchdog,
+    compute_end_timeout,
     compute_stop_timeout,
     find_notifier,
 )
@@ -198,8 +199,10 @@ class EvaluationService(Service):
         if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
         else:
-            drain = self.context.configuration.service.drain
-            had_any = await self.registry.drain_and_close(drain)
+            configuration = self.context.configuration
+            had_any = await self.registry.drain_and_close(
+                configuration.service.drain, compute_end_timeout(configuration)
+            )
         if self.context.store is not None:
             await self.context.store.close()
         return had_any

@@ -33,7 +33,8 @@ from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner
 from tawebeval.slurm.job import MAX_KILL_SECONDS
 
 _REPORT_PERIOD = 1.0  # seconds between two reports at most
-_STOP_MARGIN = 11.0  # seconds of a stop in addition to the configured ones
+_END_MARGIN = 3.0  # seconds to parse what killed evaluators have printed, and to remove their files
+_STOP_MARGIN = 8.0  # seconds of a stop in addition, for connections, threads and the log
 
 log = Logger()
 
@@ -266,7 +267,12 @@ def find_notifier(environment: Mapping[str, str]) -> SystemdNotifier:
 
 def compute_stop_timeout(configuration: Configuration) -> float:
     """Return the maximum duration of an orderly stop, in seconds."""
-    seconds = configuration.service.drain + KILL_GRACE + _STOP_MARGIN
+    return configuration.service.drain + compute_end_timeout(configuration) + _STOP_MARGIN
+
+
+def compute_end_timeout(configuration: Configuration) -> float:
+    """Return the seconds in which an orderly stop ends evaluations, after the drain."""
+    seconds = KILL_GRACE + _END_MARGIN
     if configuration.runner.kind == "slurm":
         seconds += MAX_KILL_SECONDS
     return seconds

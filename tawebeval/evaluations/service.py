@@ -607,12 +607,15 @@ class EvaluationRegistry:
         """End the time that `drain_and_close` gives to running evaluations."""
         self._is_urgent = True
 
-    async def drain_and_close(self, drain_seconds: float = 0) -> bool:
+    async def drain_and_close(
+        self, drain_seconds: float = 0, end_seconds: float | None = None
+    ) -> bool:
         """Accept nothing more, end all evaluations and return when their processes are gone.
 
         Running evaluations have `drain_seconds` seconds to end by themselves; `end_drain_early`
-        ends this time. What clients have not read they can read from the next process. Return
-        whether there was an evaluation.
+        ends this time. What clients have not read they can read from the next process. An
+        evaluation that is not at its end after `end_seconds` more, such as one with much output
+        that is not parsed yet, is left to the next process. Return whether there was an evaluation.
         """
         self.refuse_evaluations()
         had_any = bool(self._alive)
@@ -630,8 +633,15 @@ class EvaluationRegistry:
                     break
                 await deferLater(self._clock, min(left, _LOOK))
         ends = [evaluation.cleanup_event.wait() for evaluation in self._alive.values()]
+        ended = gatherResults(ends, consumeErrors=True)
         self._stop_alive(lambda _: True)
-        await gatherResults(ends)
+        if end_seconds is not None:
+            ended.addTimeout(end_seconds, self._clock, lambda *_: None)
+        await ended
+        for evaluation in self._alive.values():
+            words = "{evaluation}: its end takes too long; the next start goes on with it"
+            log.warn(words, evaluation=evaluation.details.log_name)
+            evaluation.leave()
         return had_any
 
     def _stop_alive(self, is_chosen: Callable[[Evaluation], bool]) -> None:

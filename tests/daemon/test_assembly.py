@@ -292,8 +292,8 @@ class ServiceTests(SynchronousTestCase):
         registry = evaluations.registry
         closing: Deferred[None] = Deferred()
 
-        async def close(drain: float) -> bool:
-            told.append(drain)
+        async def close(drain: float, end: float) -> bool:
+            told.extend((drain, end))
             await closing
             return False
 
@@ -304,16 +304,16 @@ class ServiceTests(SynchronousTestCase):
         stopped = daemon.stopService()
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
-        self.assertEqual(told, [7])
+        self.assertEqual(told, [7, 5])
         self.reactor.advance(1)
         self.assertTrue(idle.closed, "who asks nothing learns of the end at its beginning")
         idle.lose()
         for call in calls:
             call()
-        self.assertEqual(told, [7, 0, 0])
+        self.assertEqual(told, [7, 5, 0, 0])
         closing.callback(None)
         self.successResultOf(stopped)
-        self.assertEqual(told, [7, 0, 0], "it is closed once")
+        self.assertEqual(told, [7, 5, 0, 0], "it is closed once")
 
     def test_stop_closes_ports_first_and_waits_for_connections(self) -> None:
         closed: list[Any] = []

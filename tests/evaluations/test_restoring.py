@@ -280,6 +280,21 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.states(identifier), ["finished"])
         self.assertEqual(self.consume(identifier), ["one", "\n"])
 
+    def test_run_whose_end_takes_too_long_at_a_stop_ends_in_the_next_process(self) -> None:
+        identifier, child = self.start(b"one\n")
+        closed = Deferred.fromCoroutine(self.registry.drain_and_close(end_seconds=5))
+        self.world.clock.pump([2, 2.999])
+        self.assertEqual(child.signals, [SIGTERM, SIGKILL])
+        self.assertNoResult(closed)
+        self.world.clock.advance(0.001)
+        self.successResultOf(closed)
+        self.assertEqual(self.states(identifier), ["running"])
+        self.restart()
+        self.world.child.print(b"two\n")
+        self.world.child.end(signal=SIGKILL)
+        self.world.turn()
+        self.assertEqual(self.consume(identifier), ["one", "\n", "two", "\n", "shutdown"])
+
     def test_evaluator_that_was_lost_ends_after_what_it_has_printed(self) -> None:
         identifier, _ = self.start(b"one\n")
         self.restart()
