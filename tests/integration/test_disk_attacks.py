@@ -23,17 +23,20 @@ def filling(program: str, place: str = "$TEMPORARY_DIRECTORY") -> str:
 
 class DiskAttacks(AttackCase):
     async def test_files_are_stopped_however_they_are_made_and_hidden(self) -> None:
-        for program, places, limit, value in (
-            (fillers.MANY_FILES, PLACES, "disk", DISK),
-            (fillers.INODES, PLACES, "disk_files", DISK_FILES),
-            (fillers.NAMELESS, MOUNTED, "disk", DISK),
-            (fillers.OF_A_THREAD, MOUNTED[1:], "disk", DISK),
-            (fillers.CLOSED, MOUNTED, "disk", DISK),
-            (fillers.DEEP, MOUNTED[1:], "disk_files", DISK_FILES),
+        for name, places, limit, value in (
+            ("MANY_FILES", PLACES, "disk", DISK),
+            ("INODES", PLACES, "disk_files", DISK_FILES),
+            ("NAMELESS", MOUNTED, "disk", DISK),
+            ("OF_A_THREAD", MOUNTED[1:], "disk", DISK),
+            ("CLOSED", MOUNTED, "disk", DISK),
+            ("DEEP", MOUNTED[1:], "disk_files", DISK_FILES),
         ):
             for place in places:
-                attacked = await self.attack_by(filling(program, place))
-                self.stopped(attacked, "disk", limit, value)
+                try:
+                    attacked = await self.attack_by(filling(getattr(fillers, name), place))
+                    self.stopped(attacked, "disk", limit, value)
+                except AssertionError as error:
+                    raise AssertionError(f"{name} in {place}: {error}") from error
 
     async def test_one_large_file_is_stopped(self) -> None:
         large = "head -c 20000000 /dev/zero > $HOME/{word}; exit 1"
