@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from hashlib import sha256
 from traceback import format_exc
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 from twisted.internet import reactor
@@ -254,16 +254,17 @@ async def list_all(client: Client) -> list[str]:
         after = f"after={listing['end']}"
 
 
-class ArchiveTests(RepositoryTestCase):
+class RoundsCase(RepositoryTestCase):
     """Evaluations of all kinds at once, and a daemon that ends and starts meanwhile."""
 
     timeout = max(LONG_PATIENCE, 10.0 * ROUNDS)
+    more: ClassVar[str] = ""
     daemon: KeptDaemon
 
     def configure(self) -> str:
         environment = f'{_EVALUATIONS}\nenvironment = {{ WORD = "{WORD}" }}'
         configuration = CONFIGURATION.replace(_EVALUATIONS, environment)
-        more = "[archive]\nenabled = true\n[buffers]\ntotal = 1048576\n"
+        more = f"{self.more}[buffers]\ntotal = 1048576\n"
         return f"{configuration}{more}{self.configure_callbacks()}"
 
     async def setUp(self) -> None:
@@ -396,9 +397,9 @@ class ArchiveTests(RepositoryTestCase):
 
     # The daemon
 
-    async def end_often(self, courses: Deferred[Any]) -> None:
-        """Kill or stop the daemon `ROUNDS` times, at random moments, also while it starts."""
-        while self.kills < ROUNDS and not courses.called:
+    async def end_often(self, courses: Deferred[Any], ends: int) -> None:
+        """Kill or stop the daemon so often, at random moments, also while it starts."""
+        while self.kills < ends and not courses.called:
             await deferLater(reactor, self.chance.uniform(0.1, 1.5))
             await self.end(self.chance.choice((signal.SIGKILL, signal.SIGTERM)))
             if self.chance.random() < 0.3:
@@ -414,11 +415,10 @@ class ArchiveTests(RepositoryTestCase):
         await self.daemon.end(number)
         self.kills += 1
 
-    async def test_readers_and_archive_have_each_event_once_after_random_kills_and_stops(
-        self,
-    ) -> None:
+    async def run_rounds(self, count: int, ends: int) -> None:
+        """Run so many evaluations, and end the daemon so often."""
         held = await self.count_descriptors()
-        courses = self.make_courses(EVALUATIONS)
+        courses = self.make_courses(count)
         places = DeferredSemaphore(AT_ONCE)
         everything = gatherResults(
             [
@@ -426,7 +426,7 @@ class ArchiveTests(RepositoryTestCase):
                 for each in courses
             ]
         )
-        await self.end_often(everything)
+        await self.end_often(everything, ends)
         failures = [each for each in await everything if each]
         self.flushLoggedErrors(TaskStopped)  # treq stops a form twice if the connection is cut
         self.assertEqual(failures, [], "\n".join(failures))
@@ -439,18 +439,7 @@ class ArchiveTests(RepositoryTestCase):
         print(f"{self.kills} ends, {len(courses)} evaluations, {self.events.total()} events")
 
     async def check_courses(self, courses: list[Course]) -> None:
-        """Compare the archive with what readers got."""
-        for course in courses:
-            # The last acknowledgement may have been lost in a kill.
-            await self.client.page(course.identifier, "end")
-            events = await read_pages(self.client, course.identifier)
-            self.assertEqual(compute_digest(events), course.digest, course.kind.name)
-            found = await self.client.status(course.identifier)
-            self.assertTrue(found["archived"])
-            self.check_status(course, found)
-        listed = await list_all(self.client)
-        self.assertEqual(len(listed), len(set(listed)))
-        self.assertEqual(set(listed[1:]), {course.identifier for course in courses})
+        """Check more of them, in other classes, when their readers have all events."""
 
     async def count_descriptors(self) -> int:
         """Return how many descriptors the daemon has after an evaluation and a list."""
@@ -495,3 +484,33 @@ class ArchiveTests(RepositoryTestCase):
         now = [os.readlink(f"/proc/{pid}/fd/{number}") for number in descriptors(pid) or []]
         most = held + _CONNECTIONS
         return [*found, f"more than {most} descriptors: {now}"] if len(now) > most else found
+
+
+class RestartTests(RoundsCase):
+    """Without an archive, as by default, the room of events is free once they are acknowledged."""
+
+    async def test_readers_have_each_event_once_after_random_kills_and_stops(self) -> None:
+        await self.run_rounds(EVALUATIONS // 2, ROUNDS // 2)
+
+
+class ArchiveTests(RoundsCase):
+    more = "[archive]\nenabled = true\n"
+
+    async def test_readers_and_archive_have_each_event_once_after_random_kills_and_stops(
+        self,
+    ) -> None:
+        await self.run_rounds(EVALUATIONS, ROUNDS)
+
+    async def check_courses(self, courses: list[Course]) -> None:
+        """Compare the archive with what readers got."""
+        for course in courses:
+            # The last acknowledgement may have been lost in a kill.
+            await self.client.page(course.identifier, "end")
+            events = await read_pages(self.client, course.identifier)
+            self.assertEqual(compute_digest(events), course.digest, course.kind.name)
+            found = await self.client.status(course.identifier)
+            self.assertTrue(found["archived"])
+            self.check_status(course, found)
+        listed = await list_all(self.client)
+        self.assertEqual(len(listed), len(set(listed)))
+        self.assertEqual(set(listed[1:]), {course.identifier for course in courses})
