@@ -432,8 +432,8 @@ class RecordedStdout:
     def _replay(self, marks: list[Mark], end: int | None = None) -> None:
         """Parse again what was delivered with these marks, up to a place in stdout.
 
-        Without an `end` all of stdout is parsed that is there, with the events that were not
-        delivered yet. Raises: StdoutChanged.
+        Without an `end` stdout is parsed up to the last mark, or to its end if new events are
+        dropped: what follows may be much, and is fed later. Raises: StdoutChanged.
         """
         self._replayed_marks = marks[:]
         for mark in marks:
@@ -448,7 +448,7 @@ class RecordedStdout:
                     raise StdoutChanged  # the file is gone that stdout names
                 self.finish()
                 return
-        while self._replay_read(end):
+        while (self._replayed_marks or self._drops_new_events) and self._replay_read(end):
             pass
         if self._replayed_marks:
             raise StdoutChanged

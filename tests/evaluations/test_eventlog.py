@@ -332,11 +332,19 @@ class ChangedStdoutTests(SynchronousTestCase):
         ring = self.recorded.parse_evicted_segment(segment)
         self.assertEqual(ring.read_events(ring.end_cursor - 1, PLENTY).lines, printed)
 
+    def test_only_stdout_of_delivered_events_is_parsed_before_a_run_goes_on(self) -> None:
+        with (self.directory / "stdout").open("ab") as file:
+            file.write(b"\n" * 1_000_000)
+        recorded = self.restore()
+        self.assertGreaterEqual(recorded.log.end_cursor, self.recorded.log.end_cursor)
+        self.assertLess(recorded.stdout_bytes, 70_000)
+
     def test_file_that_was_not_kept_is_read_by_the_next_daemon(self) -> None:
         with (self.directory / "stdout").open("ab") as file:
             file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n")
         self.recorded.feed(self.files.read_stdout(500, 600))
         recorded = self.restore()
+        recorded.feed(self.files.read_stdout(recorded.stdout_bytes, 600))
         self.assertIsNotNone(recorded.parser.awaited_file)
         recorded.store_file(b"content")
         recorded.answer_file(b"content")

@@ -69,7 +69,7 @@ class FakeChild:
         self.stdout_file: bytearray | _StdoutFile = bytearray()
         self._clock = clock
         self._protocol = protocol
-        self._pipe = b""
+        self._pipe = self._unread = b""
         self._closed = False
         self._open = {STDOUT, STDERR}
         self._reason: Failure
@@ -80,6 +80,12 @@ class FakeChild:
         """Write to stdout; it is read unless that is paused."""
         self._pipe += data
         self._read()
+
+    def deliver_later(self, unread: bytes) -> None:
+        """Deliver in the next turn what the file of stdout has already."""
+        if unread:
+            self._unread = unread
+            self._clock.callLater(0, self._read)
 
     def complain(self, data: bytes) -> None:
         self._protocol.childDataReceived(STDERR, data)
@@ -143,13 +149,18 @@ class FakeChild:
         self._protocol, self._reason = ProcessProtocol(), Failure(ProcessDone(0))
 
     def _read(self) -> None:
+        while self._unread and not self.paused:
+            chunk, self._unread = self._unread[: 2**16], self._unread[2**16 :]
+            self._protocol.childDataReceived(STDOUT, chunk)
         while self._pipe and not self.paused:
             chunk, self._pipe = self._pipe[: 2**16], self._pipe[2**16 :]
             self.stdout_file.extend(chunk)
             self._protocol.childDataReceived(STDOUT, chunk)
         if self.rest_wanted:
             self.lose(STDERR)
-        if (self._closed and not self.paused) or (self.rest_wanted and not self._pipe):
+        if (self._closed and not self.paused) or (
+            self.rest_wanted and not (self._pipe or self._unread)
+        ):
             self.lose(STDOUT)
 
     def _check_end(self) -> None:

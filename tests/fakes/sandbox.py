@@ -16,6 +16,7 @@ from twisted.internet.protocol import ProcessProtocol
 from tawebeval.config import LimitSettings, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout
 from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.run import Run
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.linux.starter import LaunchSpec
@@ -107,7 +108,11 @@ class FakeSandboxedRun:
         if self.unable is not None:
             raise self.unable
         self.resumed_as.append(attrs.astuple(left, recurse=False))
-        return self._spawner.adopt_child(run, None)
+        child = self._spawner.adopt_child(run, None)
+        if isinstance(run, Run):
+            files = run._stdout._files
+            child.deliver_later(files.read_stdout(left.stdout_offset, files.stdout_size))
+        return child
 
     def start_evaluator(
         self, command: str, environment: Mapping[str, str], directory: Path
