@@ -76,9 +76,13 @@ class Resolver(Protocol):
 
 @attrs.define(eq=False)
 class _Lookup:
-    """A look-up that runs, or waits for a thread. `waiters` counts the coroutines that await it."""
+    """A look-up that runs, or waits for a thread in the turn of `caller`.
+
+    `waiters` counts the coroutines that await it.
+    """
 
     _host: str
+    caller: str
     waiters: int = 0
     is_started: bool = False
     is_abandoned: bool = False
@@ -99,7 +103,8 @@ class SystemResolver:
     A running look-up cannot be stopped: without waiters it keeps its thread until the system gives
     up. So a host whose name server does not answer takes one thread, however often it is asked for.
     A look-up without waiters that has no thread yet never starts. The threads end with the process.
-    Callers take turns: `slots` has one for each thread, of which a caller has a part.
+    Callers take turns: `slots` has one for each thread, of which a caller has a part. So no caller
+    awaits a look-up that waits for the turn of another one.
     """
 
     def __init__(self, threads: WorkerThreads, slots: FairQueue) -> None:
@@ -109,8 +114,8 @@ class SystemResolver:
     async def look_up_host(self, host: str, caller: str) -> Sequence[IPAddress]:
         """Return the addresses of a host. Raises: OSError."""
         lookup = self._lookups.get(host)
-        if lookup is None:
-            lookup = self._lookups[host] = _Lookup(host)
+        if lookup is None or not (lookup.is_started or lookup.caller == caller):
+            lookup = self._lookups[host] = _Lookup(host, caller)
             resolve = partial(self._threads.run_in_thread, lookup.resolve)
             lookup.outcome = make_one_shot_event(
                 Deferred.fromCoroutine(self._slots.run_in_turn(caller, resolve))

@@ -72,9 +72,9 @@ class SystemResolverTests(SynchronousTestCase):
             (AF_INET6, type, 6, "", ("fe80::1%eth0", 0, 0, 2)),
         ]
 
-    def look_up(self, host: str = "a.example") -> Deferred[Any]:
+    def look_up(self, host: str = "a.example", caller: str = "alice") -> Deferred[Any]:
         """Look a host up."""
-        return Deferred.fromCoroutine(self.resolver.look_up_host(host, "alice"))
+        return Deferred.fromCoroutine(self.resolver.look_up_host(host, caller))
 
     def test_addresses_are_in_the_order_of_the_system(self) -> None:
         asked = self.look_up()
@@ -100,6 +100,17 @@ class SystemResolverTests(SynchronousTestCase):
         self.look_up()
         self.threads.finish()
         self.assertEqual(len(self.asked), 3)
+
+    def test_lookup_does_not_wait_for_the_turn_of_another_caller(self) -> None:
+        self.resolver = SystemResolver(self.threads, FairQueue(2, running_per_caller=1))
+        self.look_up("silent.example")
+        waiting = self.look_up()
+        other = self.look_up(caller="bob")
+        self.threads.waiting.pop()()
+        self.successResultOf(other)
+        self.assertNoResult(waiting)
+        self.threads.finish()
+        self.successResultOf(waiting)
 
     def test_cancelled_lookup_leaves_the_answer_to_others(self) -> None:
         first, second = self.look_up(), self.look_up()
