@@ -71,12 +71,7 @@ from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
 log = Logger()
 
 
-def _encode_base64(content: bytes) -> str:
-    """Return bytes as base64."""
-    return base64.b64encode(content).decode()
-
-
-_BROKER_PROGRAM = _encode_base64(pack_program(broker, kernel_files))
+_BROKER_PROGRAM = pack_program(broker, kernel_files)
 
 
 def build_isolation_options(hostname: str) -> Sequence[str]:
@@ -136,6 +131,8 @@ TOOLS_NAME = f"tools-{PROTOCOL_VERSION}"
 
 Evaluations that outlive an upgrade keep the tools that their broker understands.
 """
+BROKER_FILE_NAME = f"broker-{PROTOCOL_VERSION}"
+"""The name of the broker's program there: a file, for it is larger than all else of a start."""
 BROKER_SOCKET_NAME = "runner"
 """The name of the broker's socket in a workspace."""
 BROKER_PROCESS_NAME = "tawebeval-broker"
@@ -388,10 +385,10 @@ def remove_shell_copies(sandbox_files_directory: Path) -> None:
 
 
 def write_sandbox_files(directory: Path) -> None:
-    """Write the sandbox's own passwd and group, its first process's program, and the tools.
+    """Write the sandbox's own passwd and group, its first process's program, broker and tools.
 
-    That program is a shell that the evaluator may execute and not read. Blocks. Raises: OSError,
-    with the path.
+    The first process's program is a shell that the evaluator may execute and not read. Blocks.
+    Raises: OSError, with the path.
     """
     new = directory / "init.new"
     shell = Path("/bin/sh").read_bytes()
@@ -403,6 +400,10 @@ def write_sandbox_files(directory: Path) -> None:
         target = directory / TOOLS_NAME / path
         with add_path_to_errors(target):
             _write_tool(target, tool, time)
+    new = directory / f"{BROKER_FILE_NAME}.new"
+    with add_path_to_errors(new):
+        new.write_bytes(_BROKER_PROGRAM)
+        new.replace(directory / BROKER_FILE_NAME)
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
         with add_path_to_errors(directory / name):
             (directory / name).write_bytes(content)
@@ -471,7 +472,7 @@ class BubblewrapSandbox:
     def list_filters(self) -> Sequence[Mapping[str, str]]:
         """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks, hardly."""
         return [
-            {"base64": _encode_base64(os.pread(each, os.fstat(each).st_size, 0))}
+            {"base64": base64.b64encode(os.pread(each, os.fstat(each).st_size, 0)).decode()}
             for each in self.filter_descriptors
         ]
 
@@ -565,7 +566,7 @@ class BubblewrapRun(LocalRun):
             {},
             "/",
             [
-                {"base64": _encode_base64(os.fsencode("\0".join(words)))},
+                {"base64": base64.b64encode(os.fsencode("\0".join(words))).decode()},
                 {"append": status},
                 {"append": status},
                 *self._sandbox.list_filters(),
@@ -608,7 +609,7 @@ class BubblewrapRun(LocalRun):
             {},
             "/",
             [
-                {"base64": _BROKER_PROGRAM},
+                {"read": str(sandbox.sandbox_files_directory / BROKER_FILE_NAME)},
                 {"text": json.dumps(configuration)},
                 {"socket": ""},
                 *sandbox.list_filters(),

@@ -11,6 +11,7 @@ import resource
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from tawebeval.config import MIB
 from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.starter import LaunchSpec
-from tawebeval.sandbox import broker as broker_module
 from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
+    BROKER_FILE_NAME,
     READ_ONLY_ACCESS,
     TOOLS_NAME,
     BubblewrapSandbox,
@@ -173,6 +174,15 @@ class DescriptorTests(BubblewrapTestCase):
         filters = self.launch.broker.descriptors[3:]
         self.assertEqual([decode(each) for each in filters], [PROGRAM] * 2)
 
+    def test_program_of_the_broker_is_a_file_that_starts_only_name(self) -> None:
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        write_sandbox_files(folder)
+        run = [sys.executable, folder / BROKER_FILE_NAME]
+        said = subprocess.run(run, capture_output=True).stderr
+        self.assertIn(b"Bad file descriptor", said)  # it needs those of the starter
+        self.assertLess(len(json.dumps(self.launch.build_json_object())), 2**15)
+
     def test_unreadable_filter_is_an_error(self) -> None:
         sandbox = attrs.evolve(self.sandbox(), filter_descriptors=(self.filter, 10**6))
         cell = sandbox.make_run(self.workspace, self.checkout, LIMITS)
@@ -195,7 +205,7 @@ class BrokerTests(BubblewrapTestCase):
         assert broker is not None
         self.assertEqual(broker.argv[-2:], ["/proc/self/fd/3", "tawebeval-broker"])
         program, configuration, listening = broker.descriptors[:3]
-        self.assertIn(Path(broker_module.__file__).read_bytes(), decode(program))
+        self.assertEqual(program, {"read": f"/state/accounts/{BROKER_FILE_NAME}"})
         self.assertEqual(listening, {"socket": ""})
         told = json.loads(configuration["text"])
         self.assertEqual(told["parent_pid"], self.trees.pid)
@@ -370,12 +380,13 @@ class AccountTests(SynchronousTestCase):
         )
         self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
         self.assertEqual(
-            {path.name for path in folder.iterdir()}, {"passwd", "group", "init", TOOLS_NAME}
+            {path.name for path in folder.iterdir()},
+            {"passwd", "group", "init", TOOLS_NAME, BROKER_FILE_NAME},
         )
 
     def test_file_that_does_not_fit_on_the_disk_is_named(self) -> None:
         write_bytes = Path.write_bytes
-        for full in ("init.new", "passwd", "group"):
+        for full in ("init.new", f"{BROKER_FILE_NAME}.new", "passwd", "group"):
             folder = Path(self.mktemp())
             folder.mkdir()
 
