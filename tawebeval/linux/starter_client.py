@@ -1,8 +1,9 @@
 """The client of `starter`, the process that starts programs and outlives the daemon.
 
-`StarterClient.start_program` and the other calls that block use connections of their own, so that
-any thread may make them. From `attach` on, the reactor serves one connection more, which brings
-notices of programs that end, and takes requests that are not answered.
+`StarterClient.start_program` and the other calls that block use connections that no other thread
+uses meanwhile, so that any thread may make them. From `attach` on, the reactor serves one
+connection more, which brings notices of programs that end, and takes requests that are not
+answered.
 
 `pack_program` makes programs of some modules of tawebeval: archives (zipapp) or directories that
 Python executes with `python3 -I -S` where tawebeval is not installed: as another user, on another
@@ -231,6 +232,7 @@ class StarterClient:
         self._on_lost: Callable[[], object] = lambda: None
         self._listeners: dict[str, StateListener] = {}
         self._requests: deque[bytes] = deque()  # that the socket has yet to take
+        self._idle: list[socket.socket] = []  # connections of `_call`: one more takes 20 calls
 
     @classmethod
     def connect(cls, path: Path) -> StarterClient:
@@ -319,8 +321,17 @@ class StarterClient:
             os.waitpid(self.pid, os.WNOHANG)
 
     def _call(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[int]]:
-        with _connect(self.path) as connection:
-            return _ask(connection, request)
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = _connect(self.path)
+        try:
+            answer = _ask(connection, request)
+        except BaseException:
+            connection.close()  # a late answer must not become that of the next request
+            raise
+        self._idle.append(connection)
+        return answer
 
     # In the reactor
 
@@ -375,6 +386,8 @@ class StarterClient:
         """Close the connections; `on_lost` is not called."""
         self.ignore_connection_loss()
         self._lose()
+        while self._idle:
+            self._idle.pop().close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None

@@ -506,11 +506,11 @@ class LocalRun(SandboxedRun):
         return self._trees.connect_program(run, program, left.stdout_offset)
 
     def close(self) -> None:
-        """Close the tree, kill the program, and remove the cgroup. Blocks. Raises: OSError."""
-        self._use_overlay(None)
+        """Kill the program, close the tree, and remove the cgroup. Blocks. Raises: OSError."""
         try:
             self._trees.forget_program(self.workspace)
         finally:
+            self._use_overlay(None)  # last: it unmounts, for which the starter would hold up others
             super().close()
 
 

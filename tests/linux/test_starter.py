@@ -436,6 +436,14 @@ class ClientTests(StarterCase):
         self.addCleanup(client.close)
         self.assertEqual(client.list_programs(), set())
 
+    def test_calls_use_a_connection_again_but_not_after_a_failure(self) -> None:
+        self.client.start_program(self.locate(), sh("sleep 60"))
+        (kept,) = self.client._idle
+        self.client.forget_program_now(self.locate())
+        self.assertEqual(self.client._idle, [kept])
+        self.assertRaises(OSError, self.client.forget_program_now, self.locate())
+        self.assertEqual((self.client._idle, kept.fileno()), ([], -1))
+
     def test_list_has_all_programs(self) -> None:
         names = [self.locate(f"{number}") for number in range(4)]
         for name in names:

@@ -204,11 +204,11 @@ class TryTests(SandboxesTestCase):
         for end in ("echo sound", "exit 1"):
             self.install(end)
             sandbox = self.open_bubblewrap()
-            self.trees.starter.list_programs()  # by a connection that is kept
+            probe_bubblewrap(sandbox)  # by a connection that is kept
             before = os.listdir("/proc/self/fd")
             probe_bubblewrap(sandbox)
             self.assertEqual(os.listdir("/proc/self/fd"), before)
-        self.assertEqual(len(closed), 2)
+        self.assertEqual(len(closed), 4)
 
     def test_cgroup_that_stays_is_no_problem(self) -> None:
         close = SandboxedRun.close
