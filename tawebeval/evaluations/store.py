@@ -331,6 +331,11 @@ def _unpack(unpack: Callable[[bytes], T], row: bytes, checksum: int) -> T:
 
 RETRY_SECONDS = 5
 """Seconds between two attempts to write while the disk is full or fails."""
+SAVE_SECONDS = 0.05
+"""Seconds until a change is written that nobody waits for, if no other one is before.
+
+Most evaluations change again meanwhile, and each transaction switches threads ten times.
+"""
 
 
 @attrs.define(eq=False)
@@ -356,7 +361,7 @@ class EvaluationStore:
     _is_closed: bool = False
     # A list takes some milliseconds of a processor.
     _lists: FairQueue = attrs.field(factory=lambda: FairQueue(1))
-    _retry: IDelayedCall | None = None
+    _next_attempt: IDelayedCall | None = None
 
     # Start
 
@@ -502,7 +507,7 @@ class EvaluationStore:
         return self.flush().addErrback(drop)
 
     def save(self, row: EvaluationDetails) -> None:
-        """Write a row in place of the one with its identifier."""
+        """Write a row in place of the one with its identifier, soon or with the next flush."""
         self._set_evaluation(row)
         self._write_soon()
 
@@ -554,7 +559,7 @@ class EvaluationStore:
         if self._waiting:
             words = "{problem}; the changes that wait are lost: {count}"
             log.error(words, problem=self.problem, count=len(self._waiting))
-        self._cancel_retry()
+        self._cancel_attempt()
         await self._thread.run_in_thread(self._disconnect)
 
     def _disconnect(self) -> None:
@@ -563,9 +568,10 @@ class EvaluationStore:
         os.close(self._lock)
 
     def _write_soon(self) -> None:
-        """Write what waits, but after a failure no sooner than the next attempt."""
-        if self.problem is None:
-            self._start_writing()
+        """Write what waits in `SAVE_SECONDS`, but after a failure with the next attempt."""
+        is_planned = self._next_attempt is not None and self._next_attempt.active()
+        if not (is_planned or self._is_writing or self._is_closed):
+            self._next_attempt = self._clock.callLater(SAVE_SECONDS, self._start_writing)
 
     def _start_writing(self) -> None:
         if not (self._is_writing or self._is_closed):
@@ -573,11 +579,11 @@ class EvaluationStore:
             run_in_background(self._write_all(), log, "defect: evaluations cannot be stored")
 
     async def _write_all(self) -> None:
-        """Write what waits, until an attempt fails; then only what is to be flushed."""
+        """Write what waits, and what is to be flushed meanwhile."""
+        is_due = True
         try:
-            while not self._is_closed and (
-                self._flushing or self._waiting or self.problem is not None
-            ):
+            while not self._is_closed and (is_due or self._flushing):
+                is_due = False
                 changes, flushing = self._waiting, self._flushing
                 self._waiting, self._flushing = {}, []
                 # After a failure a transaction without changes finds out if others are possible.
@@ -595,10 +601,10 @@ class EvaluationStore:
                 self._waiting = changes | self._waiting
                 for deferred in flushing:
                     deferred.errback(StoreError())
-                if not self._flushing:
-                    break
         finally:
             self._is_writing = False
+            if self._waiting:
+                self._write_soon()
 
     def _write_changes(self, changes: Changes) -> None:
         """Write rows, or delete those whose values are None, in one transaction.
@@ -628,13 +634,13 @@ class EvaluationStore:
             )
         elif problem is None and had_problem:
             log.info("{path} can be written again", path=path)
-        self._cancel_retry()
+        self._cancel_attempt()
         if problem is not None:
-            self._retry = self._clock.callLater(RETRY_SECONDS, self._start_writing)
+            self._next_attempt = self._clock.callLater(RETRY_SECONDS, self._start_writing)
 
-    def _cancel_retry(self) -> None:
-        if self._retry is not None and self._retry.active():
-            self._retry.cancel()
+    def _cancel_attempt(self) -> None:
+        if self._next_attempt is not None and self._next_attempt.active():
+            self._next_attempt.cancel()
 
     # Reading archived evaluations. Raises: StoreError
 

@@ -44,6 +44,7 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
 from tawebeval.evaluations import store as store_module
 from tawebeval.evaluations.store import (
     RETRY_SECONDS,
+    SAVE_SECONDS,
     EvaluationDetails,
     EvaluationStore,
     LinkRow,
@@ -180,6 +181,7 @@ class WritingTests(StoreTestCase):
         self.database = self.store
 
     def commit_all(self) -> None:
+        self.clock.advance(SAVE_SECONDS)
         while self.threads.waiting:
             self.threads.step()
 
@@ -207,12 +209,31 @@ class WritingTests(StoreTestCase):
 
         for number in range(3):
             self.store.save(make_row(number))
-        self.threads.step()  # the first, which found the thread idle
+            if not number:
+                self.store.flush()
+                self.threads.step()
         self.database._connection.set_trace_callback(look)
+        self.store.flush()
         self.threads.step()
         self.assertEqual(found, [1] * 4)
         look("")
         self.assertEqual(found[-1], 3)
+
+    def test_changes_that_nobody_waits_for_wait_for_the_next_transaction(self) -> None:
+        for cursor in range(9):
+            self.store.save(make_row(1, begin_cursor=cursor))
+            self.store.delete("e2")
+        self.assertEqual(self.threads.waiting, [])
+        flushed = self.store.flush()
+        self.store.save(make_row(3))  # while the thread is busy
+        self.threads.step()
+        self.successResultOf(flushed)
+        self.assertEqual([row.begin_cursor for row in self.store.load_live()], [8])
+        self.assertEqual((self.database.transaction_count, self.threads.waiting), (1, []))
+        self.clock.advance(SAVE_SECONDS)
+        self.threads.step()
+        self.assertEqual([row.sequence_number for row in self.store.load_live()], [1, 3])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_row_may_change_after_it_is_saved(self) -> None:
         row = make_row(1)
@@ -330,6 +351,7 @@ class ArchivedTests(StoreTestCase):
         for number in range(1, 7):
             self.store.save(make_archived_row(number, "ann" if number == 3 else "bob", number))
         self.store.save(make_row(7))
+        self.clock.advance(SAVE_SECONDS)
 
     def test_lists_are_those_of_a_caller_between_two_numbers(self) -> None:
         def list_numbers(after: int, last: int, count: int) -> list[int]:
@@ -519,6 +541,7 @@ class FullDiskTests(StoreTestCase):
         filler = self.fill_disk()
         for number in range(2, 100):  # until the log is full, too
             store.save(make_row(1, form_digest=bytes([number]) * 50_000))
+            self.clock.advance(SAVE_SECONDS)
         self.failureResultOf(store.add(make_row(2)), StoreError)
         self.assertIn("free some disk space", store.problem or "")
         self.assertEqual([row.identifier for row in store.load_live()], ["e1"])
@@ -587,6 +610,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.changes = [each for each in self.changes if each[0] != row.sequence_number]
 
         self.store.add(row).addCallbacks(self.on_committed, on_refused, (row.sequence_number,))
+
+    @rule()
+    def wait(self) -> None:
+        self.clock.advance(SAVE_SECONDS)
 
     @rule()
     def flush(self) -> None:
