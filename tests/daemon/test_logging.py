@@ -66,6 +66,10 @@ class LineTests(SynchronousTestCase):
         )
         self.assertEqual(format_text_without_time(event), "[tawebeval.x#warn] bob is late")
 
+    def test_call_in_a_format_is_made(self) -> None:
+        (event,) = events(lambda log: log.info("{name()}", name=lambda: "bob"))
+        self.assertEqual(format_text_without_time(event), "[tawebeval.x#info] bob")
+
     def test_json_line_has_the_fields_of_the_event(self) -> None:
         (event,) = events(lambda log: log.info("{a}", a=1, path=Path("/x"), time="late", b=None))
         event["log_time"] = 1_700_000_000.5
