@@ -21,6 +21,7 @@ listening socket, 6 and 7 the filters of system calls, in the order in which the
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import math
 import os
@@ -41,7 +42,6 @@ from tawebeval.linux.kernel_files import (
     CgroupDirectory,
     kill_and_remove,
     list_children,
-    list_descendants,
     measure_cpu_seconds,
     measure_largest_memory,
     prctl,
@@ -53,7 +53,7 @@ FILTERS = (6, 7)
 MAX_REQUEST_BYTES = 128 * 1024
 """Bytes of a request, at most."""
 PROTOCOL_VERSION = 3
-"""The version of requests."""
+"""The version of requests, and of the configuration."""
 
 _MOST_RUNS = 64  # at once; more wait for a place
 _BACKLOG_WAIT = 1.0  # seconds
@@ -68,6 +68,7 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME
 _SIGNALLED = 128  # what bwrap adds to a signal to make an exit status of it
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
 _LOOK = 0.05  # seconds between two looks at the processor time or the memory, at most
+_MOUNTS_LOOK = 0.0005  # seconds between two looks whether a sandbox has its mounts
 _PATIENCE = 10.0  # seconds for the sandbox to be made, and for killed processes to end
 _LEAST = 3  # the lowest descriptor that bwrap gets besides stdin, stdout and stderr
 _OWN_PROCESSES = 2  # of bwrap, in the cgroup of each run
@@ -320,8 +321,8 @@ class SubmissionCgroup(CgroupDirectory):
 
 
 def restore_signal_defaults() -> None:
-    """Restore the default disposition of all signals, of which Python ignores some."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    """Restore the default disposition of signals: Python ignores two, and the starter none."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -482,7 +483,7 @@ class ProgramRun:
             raise RequestRefused(_NOT_MADE)
         if time.monotonic() > deadline:
             raise RequestRefused(f"the sandbox was not made within {_PATIENCE:g} s")
-        time.sleep(0.0002)
+        time.sleep(_MOUNTS_LOOK)
 
     def _told(self) -> bytes:
         return os.pread(self._status, 4096, 0)
@@ -520,6 +521,11 @@ class ProgramRun:
     def _check_limits(self, child: int, wall: float) -> tuple[float | None, str | None]:
         """Return the seconds until the next check, and the limit that is exceeded."""
         request, waits = self._request, []
+        # Most programs end before the first look, which takes 1 ms of a processor.
+        busy = _LOOK if request.time is None else request.time / (os.cpu_count() or 1)
+        first = min(_LOOK, busy, request.wall or _LOOK)
+        if wall < first:
+            return first - wall, None
         if not self._cgroup.is_used:
             self._held = max(self._held, measure_largest_memory(child))
             if self._held > self._memory:
@@ -547,9 +553,9 @@ class ProgramRun:
         """Return the seconds of processor time that the sandbox has taken before its program."""
         used = self._cgroup.read_cpu_seconds()
         if used is None:  # to the nanosecond (clock_getcpuclockid(3)), as wait4(2) tells later
-            return sum(
-                time.clock_gettime(~pid << 3 | 2) for pid in (child, *list_descendants(child))
-            )
+            # There is only the first process yet, which waits.
+            pids = filter(None, (child, self._inner_pid()))
+            return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
         return used
 
     def _kill(self, child: int) -> None:
@@ -703,5 +709,6 @@ def main() -> None:
     told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
     configuration = BrokerConfiguration(**json.loads(told))
     exit_with_parent(configuration.parent_pid)
+    gc.freeze()  # so that children copy fewer pages
     with socket.socket(fileno=LISTENING) as listening:
         accept_connections(listening, configuration)
