@@ -49,17 +49,23 @@ def measure(rounds: int) -> Sequence[Row]:
 
 def _spend(ours: Daemon) -> Round:
     """Return the rate, and the milliseconds of processor time for an evaluation."""
-    begun = _own_time(ours), ours.descendants_time()
+    begun = _own_time(ours), _sandbox_time(ours)
     measured = rush(ours)
-    spent = _own_time(ours) - begun[0], ours.descendants_time() - begun[1]
+    spent = _own_time(ours) - begun[0], _sandbox_time(ours) - begun[1]
     own, rest = (seconds * 1e3 / (CLIENTS * EACH) for seconds in spent)
     return {**measured, "daemon": own, "rest": rest}
 
 
 def _own_time(ours: Daemon) -> float:
-    """Return the seconds that it has spent, with the child that mounts and lives as long."""
+    """Return the seconds that it has spent, with the starter, which lives as long."""
     children = [Server(pid, ours.port) for pid in ours.children()]
     return ours.processor_time() + sum(child.processor_time() for child in children)
+
+
+def _sandbox_time(ours: Daemon) -> float:
+    """Return the seconds of the processes that it and the starter have waited for."""
+    waiting = [ours, *(Server(pid, ours.port) for pid in ours.children())]
+    return sum(each.descendants_time() for each in waiting)
 
 
 def rush(ours: Daemon, clients: int = CLIENTS) -> Round:
