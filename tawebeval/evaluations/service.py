@@ -464,10 +464,12 @@ class EvaluationRegistry:
         """Remove what is left of an evaluation that is forgotten; its events after all readers."""
         if evaluation.final_state is None or evaluation.events.keeps_files:
             return
-        self.submissions.discard_kept_files(evaluation)
         is_read = evaluation.events.reader_count > 0
-        if evaluation.cleanup_event.is_set and not (is_read or evaluation.details.is_removed):
+        if not evaluation.cleanup_event.is_set or is_read:
+            self.submissions.discard_kept_files(evaluation)
+        elif not evaluation.details.is_removed:
             evaluation.details.is_removed = True
+            self.submissions.release_kept_files(evaluation)
             run_in_background(self._remove(evaluation), log, "defect: the removal has failed")
 
     async def _remove(self, evaluation: Evaluation) -> None:

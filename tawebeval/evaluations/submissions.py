@@ -336,17 +336,23 @@ class SubmissionStore:
 
         Their bytes are given back at once, so that an upload need not wait for the removal.
         """
-        identifier, workspace = evaluation.details.identifier, evaluation.workspace
-        if self._kept[evaluation.details.caller].pop(identifier, None) is not None:
-            evaluation.details.has_kept_submission = False
+        if self.release_kept_files(evaluation):
             attempt = self._context.cleanup_queue.attempt_call(
                 "removal of a kept submission",
                 remove_tree,
-                workspace.submission_directory,
-                workspace.request_file,
+                evaluation.workspace.submission_directory,
+                evaluation.workspace.request_file,
             )
             run_in_background(attempt, log, "a kept submission could not be removed")
+
+    def release_kept_files(self, evaluation: Evaluation) -> bool:
+        """Give back the bytes of kept files, which the caller removes; return if there are any."""
+        details = evaluation.details
+        is_kept = self._kept[details.caller].pop(details.identifier, None) is not None
+        if is_kept:
+            details.has_kept_submission = False
             self._give_back(evaluation)
+        return is_kept
 
     def discard_upload(self, directory: Path, size: int, caller: str) -> None:
         """Remove the `directory` of a form that becomes no evaluation.

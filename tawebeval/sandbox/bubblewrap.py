@@ -640,7 +640,7 @@ class BubblewrapRun(LocalRun):
         So do the programs of the submission.
         """
         told = re.search(rb'"child-pid": (\d+)', self._told())
-        if told:
+        if told and kernel_files.has_process(int(told[1])):
             pid, starter = int(told[1]), self._trees.starter.pid
             await self._trees.run_in_thread(partial(kill_adopted_process, pid, starter))
 

@@ -26,6 +26,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import MIB
 from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
+from tawebeval.linux import kernel_files
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
@@ -295,10 +296,13 @@ class SignalTests(BubblewrapTestCase):
     def test_run_ends_with_the_first_process_inside(self) -> None:
         waited: list[object] = []
         self.patch(module, "kill_adopted_process", lambda *given: waited.append(given))
+        lives = [False, True]
+        self.patch(kernel_files, "has_process", lambda pid: lives.pop())
         self.cell.run_limits.first_process = self.child
         self.status_file.write_bytes(CHILD)
-        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
-        self.assertEqual(waited, [(77, self.trees.pid)])
+        for _ in range(2):
+            self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
+        self.assertEqual((waited, lives), ([(77, self.trees.pid)], []))
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
 
     def test_end_waits_for_nobody_without_a_sandbox(self) -> None:
