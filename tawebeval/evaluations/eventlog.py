@@ -109,7 +109,6 @@ class EventFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(exist_ok=True)
-        (directory / "files").mkdir(exist_ok=True)
         self._descriptors: dict[str, int] = {}
         self._punched = 0
         self._removed_files = 0
@@ -198,6 +197,7 @@ class EventFiles:
         name, data = (
             ("refused", content.encode()) if isinstance(content, str) else ("read", content)
         )
+        (self._directory / "files").mkdir(exist_ok=True)  # few evaluations name a file
         partial = self._directory / "files" / "partial"
         partial.write_bytes(data)
         partial.rename(self._directory / "files" / f"{number}.{name}")
