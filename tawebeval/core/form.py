@@ -336,7 +336,7 @@ def pack_request(request: EvaluationRequest) -> bytes:
     return msgspec.msgpack.encode(request)
 
 
-@lru_cache(maxsize=128)  # an evaluation asks some twenty times for its own
+@lru_cache(maxsize=32)  # an evaluation asks twenty times for its own; some are 100 KiB
 def unpack_request(packed: bytes) -> EvaluationRequest:
     """Return the request that `pack_request` encoded."""
     return msgspec.msgpack.decode(packed, type=EvaluationRequest)
