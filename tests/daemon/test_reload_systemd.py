@@ -189,7 +189,7 @@ class WatchdogTests(SynchronousTestCase):
 
     def test_stop_is_sent_first_and_signs_of_life_go_on(self) -> None:
         told = self.start_and_run()
-        self.longest = 44.0
+        self.longest = 44.5
         self.counts = (3, 0)
         self.obstacles = ["the daemon is stopping"]
         for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
@@ -197,7 +197,7 @@ class WatchdogTests(SynchronousTestCase):
         self.assertEqual(
             self.take(told),
             [
-                "STOPPING=1 EXTEND_TIMEOUT_USEC=44000000",
+                "STOPPING=1 EXTEND_TIMEOUT_USEC=44500000",
                 "WATCHDOG=1 STATUS=stopping: 3 running, 0 queued",
             ],
         )

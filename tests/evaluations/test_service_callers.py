@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -49,6 +49,26 @@ class CallerTests(RegistryTestCase):
             self.begin(caller)
             self.finish(self.world.child)
         self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
+
+    def test_other_callers_neither_see_nor_cancel_the_evaluation(self) -> None:
+        identifier = self.begin("alice")
+        registry, child = self.registry, self.world.child
+        child.print(b"a\n")
+        for is_ended in (False, True):
+            for caller in ("bob", "", "alic", "alicee"):
+                questions: list[Coroutine[Deferred[object], object, object]] = [
+                    registry.events.read_page(identifier, "0", caller),
+                    registry.events.read_page(identifier, "2", caller, wait_seconds=5),
+                    registry.events.read_page(identifier, END, caller),
+                    registry.read_status(identifier, caller),
+                    registry.cancel_evaluation(identifier, caller),
+                ]
+                for question in questions:
+                    asked = Deferred.fromCoroutine(question)
+                    self.failureResultOf(asked, EvaluationNotFound)
+            self.assertEqual(child.signals, [])
+            if not is_ended:
+                self.finish(child)
 
     def test_requests_of_another_caller_do_not_keep_the_evaluation(self) -> None:
         identifier = self.begin("alice")
