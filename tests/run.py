@@ -61,7 +61,7 @@ _LONG = (
     *("proxies", "submissions", "lasting", "privileges"),
     *("page_results", "image", "documented_clients", "page_problems"),
     *("libraries", "documented_commands", "page_http2", "git_attacks", "description"),
-    *("examples", "full_disk", "demo", "verdicts"),
+    *("examples", "full_disk", "demo", "verdicts", "packages"),
 )
 
 _SHORT_TOGETHER = 5

@@ -38,6 +38,7 @@ from tawebeval.core.form import (
     draw_seed,
     get_base_name,
 )
+from tawebeval.errors import ConfigurationError
 
 Submission: TypeAlias = dict[str, str | bytes | Path]
 """The content of each field: a text, the content of stdin or of a pipe, or a file."""
@@ -549,3 +550,56 @@ def try_(lines: bool, **options: Any) -> None:
     from tawebeval.cli.try_run import run_try
 
     run_try(screen, **options)
+
+
+@click.command()
+@click.argument(
+    "root",
+    metavar="[DIRECTORY]",
+    required=False,
+    type=click.Path(path_type=Path),
+    callback=lambda context, parameter, path: path and _find_directory(context, parameter, path),
+)
+@click.option(
+    "--time",
+    type=click.FloatRange(0, min_open=True),
+    metavar="S",
+    help="Limit each case to this processor time, in place of the package's limit.",
+)
+@SEED_OPTION
+@environment_option(
+    help="Run in this environment of --config, instead of the machine's own programs."
+)
+@LIMIT_OPTION
+@CONFIG_OPTION
+@USER_OPTION
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def check(root: Path | None, config: Path | None, seed: int | None, **options: Any) -> None:
+    """Check the submissions of a problem, or the configuration.
+
+    DIRECTORY is a problem package (docs/packages.md), or a problem with `problem.toml` and
+    `solutions`. All its submissions are judged on this machine as by `tawebeval try`, and each is
+    compared with what the problem says of it.
+
+    Without DIRECTORY, the configuration is checked: `systemctl reload tawebeval` runs this command
+    first, and reloads only if the configuration is valid.
+
+    \b
+    The exit status is
+      0    all submissions are as expected, or the configuration is valid
+      1    a submission is not as expected
+      2    the command is invalid, or the configuration or the package has a mistake
+    """  # noqa: D301  (\b keeps click from filling the lines)
+    # Imported late: they import what the daemon is made of.
+    if root is not None:
+        from tawebeval.cli.check_run import run_check
+
+        screen = make_screen(lines=False)
+        run_check(screen, root=root, config=config, seed=1 if seed is None else seed, **options)
+    from tawebeval.daemon.configuration import check_configuration
+
+    try:
+        check_configuration(config)
+    except ConfigurationError as error:
+        click.echo(f"tawebeval: {error}", err=True)
+        raise SystemExit(2) from None

@@ -27,7 +27,7 @@ _COMMANDS = {
     "starter": "operator_commands:starter",
     "doctor": "operator_commands:doctor",
     "environment": "operator_commands:environment",
-    "check": "operator_commands:check",
+    "check": "evaluate:check",
     "token": "operator_commands:token",
 }
 """Module and name of each command. A module is imported when its command is used."""

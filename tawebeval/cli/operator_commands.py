@@ -1,4 +1,4 @@
-"""The commands of an operator: `serve`, `starter`, `doctor`, `check`, `token`, `environment`."""
+"""The commands of an operator: `serve`, `starter`, `doctor`, `token`, `environment`."""
 
 from __future__ import annotations
 
@@ -175,29 +175,6 @@ def doctor(config: Path | None, as_json: bool) -> None:
     elif worst is Severity.WEAKER:
         click.echo(_WEAKER, err=True)
     raise SystemExit(int(worst))
-
-
-@click.command()
-@CONFIG_OPTION
-@USER_OPTION
-def check(config: Path | None) -> None:
-    """Check the configuration.
-
-    `systemctl reload tawebeval` runs this command first, and reloads only if the file is valid.
-
-    \b
-    The exit status is
-      0    the configuration is valid
-      2    the configuration has a mistake
-    """  # noqa: D301  (\b keeps click from filling the lines)
-    # Imported late: it imports what the daemon is made of.
-    from tawebeval.daemon.configuration import check_configuration
-
-    try:
-        check_configuration(config)
-    except ConfigurationError as error:
-        click.echo(f"tawebeval: {error}", err=True)
-        raise SystemExit(2) from None
 
 
 @click.group()

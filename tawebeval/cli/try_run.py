@@ -40,6 +40,7 @@ from tawebeval.core.events import (
     make_page,
 )
 from tawebeval.core.form import (
+    ChosenLimits,
     EvaluationRequest,
     Repository,
     SubmissionFile,
@@ -229,68 +230,125 @@ async def read_pages(
                 on_cancel()
 
 
+@attrs.frozen
+class LocalSetup:
+    """What the evaluations of one command have in common; made by `read_setup`."""
+
+    root: Path
+    configuration: Configuration
+    directory: str
+    environment: str | None
+    limits: ChosenLimits
+
+
+def read_setup(
+    command: str,
+    *,
+    root: Path,
+    config: Path | None,
+    directory: str | None = None,
+    environment: str | None = None,
+    limits: Mapping[str, str],
+) -> LocalSetup:
+    """Check the options of a command that evaluates here. Raises UsageError."""
+    with _usage_errors():
+        refuse_root(f"tawebeval {command}")
+        configuration = read_configuration(config)
+        chosen = parse_limits(limits, configuration.limits.requestable_ranges)
+        name = parse_environment_name(environment or "", configuration.environments)
+        check_visible_paths(configuration, config, os.environ)
+    return LocalSetup(root, configuration, directory or "", name, chosen)
+
+
+@attrs.frozen
+class LocalRunner:
+    """Makes evaluations of a copied directory; made by `open_runner`."""
+
+    _setup: LocalSetup
+    _context: EvaluationContext
+    place: Path
+    """The directory with the copy, the submissions and the evaluations."""
+
+    def make_evaluation(
+        self, name: str, evaluator: str, seed: int, files: tuple[SubmissionFile, ...]
+    ) -> Evaluation:
+        """Return an evaluation of files that `write_upload` wrote to the directory `name`."""
+        setup = self._setup
+        request = EvaluationRequest(
+            Repository(Path(os.path.abspath(setup.root)).as_uri()),
+            NO_COMMIT,
+            setup.directory,
+            evaluator,
+            seed,
+            files,
+            limits=setup.limits,
+            environment=setup.environment,
+        )
+        sent = self.place / name
+        details = EvaluationDetails(name, pack_request(request), seed, upload_directory=sent)
+        return Evaluation(details, Workspace(self.place / f"{name}-evaluation"), self._context)
+
+
+@contextmanager
+def open_runner(
+    setup: LocalSetup, screen: Screen, reactor: Any, write_files: Callable[[Path], object]
+) -> Iterator[LocalRunner]:
+    """Copy the directory, and start threads and sandbox; remove all at the end. Blocks.
+
+    `write_files(place)` writes submissions before privileges are dropped. Raises UsageError;
+    SystemExit if the sandbox does not work.
+    """
+    configuration = setup.configuration
+    with ExitStack() as made:
+        cgroups = open_cgroups(f"try-{os.getpid()}")
+        made.callback(cgroups.remove_all_cgroups)
+        place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
+        made.callback(remove_tree, place)
+        spawner = Spawner(reactor)
+        tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
+        with _usage_errors():
+            write_files(place)
+            checkout = copy_working_tree(setup.root, place, tree_limits)
+            context = open_context(configuration, checkout, place, cgroups, spawner, reactor)
+            drop_privileges()
+        if configuration.sandbox.kind == "none":
+            screen.show_message(
+                "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
+            )
+        made.enter_context(_run_services(context, place, reactor))
+        yield LocalRunner(setup, context, place)
+
+
 def run_try(
     screen: Screen,
     *,
-    root: Path,
     fields: Submission,
     evaluator: str,
-    directory: str | None,
     seed: int | None,
-    environment: str | None,
-    limits: Mapping[str, str],
-    config: Path | None,
     folder: DownloadDirectory | None,
+    **options: Any,
 ) -> NoReturn:
     """Run the evaluator, show its output, and exit with the status. Raises UsageError.
 
-    The parameters are the arguments and options of the command.
+    The parameters are the arguments and options of the command; `options` are those of
+    `read_setup`.
     """
     drawn = draw_seed(os.urandom) if seed is None else seed
-    with _usage_errors():
-        refuse_root("tawebeval try")
-        configuration = read_configuration(config)
-        chosen = parse_limits(limits, configuration.limits.requestable_ranges)
-        environment = parse_environment_name(environment or "", configuration.environments)
-        check_visible_paths(configuration, config, os.environ)
+    setup = read_setup("try", **options)
+    files: list[SubmissionFile] = []
+
+    def write_files(place: Path) -> None:
+        files.extend(write_upload(fields, place / UPLOAD_NAME))
 
     async def work(reactor: Any) -> int:
-        with ExitStack() as made:
-            cgroups = open_cgroups(f"try-{os.getpid()}")
-            made.callback(cgroups.remove_all_cgroups)
-            place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
-            made.callback(remove_tree, place)
-            spawner = Spawner(reactor)
-            tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
-            with _usage_errors():
-                files = write_upload(fields, place / UPLOAD_NAME)
-                checkout = copy_working_tree(root, place, tree_limits)
-                context = open_context(configuration, checkout, place, cgroups, spawner, reactor)
-                drop_privileges()
-            if configuration.sandbox.kind == "none":
-                screen.show_message(
-                    "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
-                )
-            show_seed(screen, drawn if seed is None else None)
-            request = EvaluationRequest(
-                Repository(Path(os.path.abspath(root)).as_uri()),
-                NO_COMMIT,
-                directory or "",
-                evaluator,
-                drawn,
-                files,
-                limits=chosen,
-                environment=environment,
-            )
-            try:
-                made.enter_context(_run_services(context, place, reactor))
-            except SystemExit as error:  # the sandbox does not work
-                screen.show_message(str(error).removeprefix("tawebeval: "), "red")
-                return WRONG
-            sent = place / UPLOAD_NAME
-            details = EvaluationDetails("try", pack_request(request), drawn, upload_directory=sent)
-            evaluation = Evaluation(details, Workspace(place / "evaluation"), context)
-            return await _show_evaluation(evaluation, screen, folder)
+        try:
+            with open_runner(setup, screen, reactor, write_files) as runner:
+                show_seed(screen, drawn if seed is None else None)
+                evaluation = runner.make_evaluation(UPLOAD_NAME, evaluator, drawn, tuple(files))
+                return await _show_evaluation(evaluation, screen, folder)
+        except SystemExit as error:  # the sandbox does not work
+            screen.show_message(str(error).removeprefix("tawebeval: "), "red")
+            return WRONG
 
     run_reactor(screen, work)
 
@@ -298,7 +356,27 @@ def run_try(
 async def _show_evaluation(
     evaluation: Evaluation, screen: Screen, folder: DownloadDirectory | None
 ) -> int:
-    """Run an evaluation, show it and return the exit status.
+    """Run an evaluation, show it and return the exit status."""
+    with EventDisplay(screen, folder) as display:
+        if screen.shows_progress:
+            screen.show_status("running")
+        await run_evaluation(evaluation, display.show_page)
+    if display.last is None:
+        warn_of_empty_stdout(screen)
+    result, times = evaluation.details.run_result, evaluation.details.state_times
+    if result is not None:
+        error = display.final_error
+        if result.stderr_text and (error is None or "stderr" not in error.members):
+            screen.show_message("stderr:")
+            screen.show_stderr(result.stderr_text)
+        if result.exit_status is not None:
+            seconds = times["ended"] - times[EvaluationState.RUNNING.value]
+            screen.show_message(describe_usage(result.usage, seconds, evaluation.limits.memory))
+    return display.status
+
+
+async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], object]) -> bool:
+    """Run an evaluation to its end; return whether it was cancelled.
 
     A cancellation stops the evaluation, and a second one kills it.
     """
@@ -316,11 +394,8 @@ async def _show_evaluation(
 
     enter_queue(evaluation, FairQueue(running=1, queued=0))
     try:
-        with EventDisplay(screen, folder) as display:
-            if screen.shows_progress:
-                screen.show_status("running")
-            async for page in read_pages(evaluation, on_cancel):
-                display.show_page(page)
+        async for page in read_pages(evaluation, on_cancel):
+            show_page(page)
     finally:
         stop()  # stdout may have been lost
         while not evaluation.cleanup_event.is_set:
@@ -328,18 +403,7 @@ async def _show_evaluation(
                 await evaluation.cleanup_event.wait()
             except CancelledError:
                 on_cancel()
-    if display.last is None:
-        warn_of_empty_stdout(screen)
-    result, times = evaluation.details.run_result, evaluation.details.state_times
-    if result is not None:
-        error = display.final_error
-        if result.stderr_text and (error is None or "stderr" not in error.members):
-            screen.show_message("stderr:")
-            screen.show_stderr(result.stderr_text)
-        if result.exit_status is not None:
-            seconds = times["ended"] - times[EvaluationState.RUNNING.value]
-            screen.show_message(describe_usage(result.usage, seconds, evaluation.limits.memory))
-    return display.status
+    return cancelled
 
 
 def describe_usage(usage: ResourceUsage, wall_seconds: float, memory_limit: int) -> str:

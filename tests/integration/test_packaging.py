@@ -148,6 +148,7 @@ class PackagingTests(SynchronousTestCase):
         parts.append(package / "web" / "openapi.json")
         tools = package / "sandbox" / "tools"
         parts += [
+            tools / "bin" / "tawebeval-judge",
             tools / "bin" / "tawebeval-run",
             tools / "lib" / "segi.hpp",
             tools / "lib" / "segi.sh",

@@ -34,6 +34,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
@@ -461,9 +462,7 @@ class Program:
         Raises: RunError.
         """
         self.close_input()
-        report = self.wait()
-        known = {name: report[name] for name in Result._fields if name in report}
-        return Result(**known, stdout=bytes(self._stdout), stderr=bytes(self._stderr))
+        return _make_result(self.wait(), self._stdout, self._stderr)
 
     def kill(self) -> None:
         """Kill the program with all its processes; `finish` returns what was read until then."""
@@ -539,6 +538,76 @@ class Program:
         if len(kept) < len(chunk) and not self._is_cut:
             self._is_cut = True
             self._process.stop("output")
+
+
+def _keep_beginning(kept: bytearray, chunk: bytes) -> None:
+    kept.extend(chunk[: max(MIB - len(kept), 0)])
+
+
+def _make_result(report: dict[str, Any], stdout: bytes | bytearray, stderr: bytearray) -> Result:
+    known = {name: report[name] for name in Result._fields if name in report}
+    return Result(**known, stdout=bytes(stdout), stderr=bytes(stderr))
+
+
+class Interaction(NamedTuple):
+    """How two programs that talked to each other ended: without stdout, and 1 MiB of stderr."""
+
+    solution: Result
+    interactor: Result
+    is_interactor_first: bool
+    """Whether the interactor ended first. A program that fails because the other one has ended
+    ends after it."""
+
+
+def interact(
+    solution: tuple[Sequence[str | Path], Options],
+    interactor: tuple[Sequence[str | Path], Options],
+    accept: int = 0,
+) -> Interaction:
+    """Run two commands, each with its options, and connect stdin and stdout of both.
+
+    When one has ended, the other one reads the end of its input. An interactor that ends with
+    another status than `accept` ends the solution. Raises: RunError.
+    """
+    programs: list[Program] = []
+    reports: list[dict[str, Any]] = [{}, {}]
+    order: list[int] = []
+    errors: list[bytearray] = [bytearray(), bytearray()]
+    failures: list[RunError] = []
+
+    def relay(this: int) -> None:
+        other = programs[1 - this]
+        try:
+            reports[this] = programs[this].wait()
+        except RunError as error:
+            failures.append(error)
+        order.append(this)  # before the other one can notice
+        other.close_input()
+        if failures or (this == 1 and reports[1]["exit_status"] != accept):
+            other.kill()
+
+    try:
+        for this, (command, options) in enumerate((solution, interactor)):
+            programs.append(
+                Program(
+                    command,
+                    _complete(options),
+                    take_stdout=lambda chunk, this=this: programs[1 - this].write(chunk),  # type: ignore[misc]
+                    take_stderr=partial(_keep_beginning, errors[this]),
+                )
+            )
+        threads = [threading.Thread(target=relay, args=[this]) for this in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        for program in programs:
+            program.kill()
+    if failures:
+        raise failures[0]
+    results = [_make_result(reports[this], b"", errors[this]) for this in (0, 1)]
+    return Interaction(results[0], results[1], order[0] == 1)
 
 
 class _Sandboxed:
@@ -781,6 +850,22 @@ class Solution(NamedTuple):
     def start(self, **options: Unpack[Options]) -> Program:
         """Start the solution; see `start`."""
         return start(self.command, **self._add_files(options))
+
+    def interact(
+        self,
+        interactor: Solution,
+        arguments: Sequence[str | Path] = (),
+        limits: Options | None = None,
+        accept: int = 0,
+        **options: Unpack[Options],
+    ) -> Interaction:
+        """Let the solution talk to another program, with `arguments` and `limits`; see `interact`.
+
+        `options` are those of the solution.
+        """
+        command = [*interactor.command, *arguments]
+        own = (self.command, self._add_files(options))
+        return interact(own, (command, interactor._add_files(limits or {})), accept)
 
     def _add_files(self, options: Options) -> Options:
         return {**options, "read": [*self.files, *options.get("read", ())]}

@@ -1,0 +1,334 @@
+"""Work of `tawebeval check DIRECTORY`: all reference submissions, and what is expected of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import attrs
+import click
+
+from tawebeval.cli.output import Screen, escape_table_row
+from tawebeval.cli.runtime import FAILED, GOOD, WRONG
+from tawebeval.cli.try_run import (
+    CHECKOUT_NAME,
+    LocalRunner,
+    open_runner,
+    read_setup,
+    run_evaluation,
+    run_reactor,
+    write_upload,
+)
+from tawebeval.client.events import Data, EvaluationError, Page
+
+JUDGE = "tawebeval-judge --explain"
+"""The evaluator of a package."""
+_FAILURES = ("memory_limit", "output_limit", "compile_error")  # as "runtime_error"
+_OWN = "problem.toml"
+_STATE_COLOURS = {"ok": "green", "skipped": "yellow", "unknown": None}
+
+
+class UncheckedPackage(Exception):
+    """A directory that cannot be checked; `str()` is the reason."""
+
+
+@attrs.frozen
+class Expectation:
+    """A reference submission, and what is expected of it; None allows everything.
+
+    `files` are paths in the directory, by field. `permitted` are the verdicts that all cases may
+    have, `required` those of which at least one has to occur, `score` the lowest and the highest
+    score, `goals` which goals are reached. `needs` are programs of the evaluator.
+    """
+
+    files: Mapping[str, str]
+    permitted: Sequence[str] | None = None
+    required: Sequence[str] | None = None
+    score: Sequence[float] | None = None
+    goals: Mapping[str, bool] | None = None
+    needs: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The path of the only file, or of the directory of all; "(inputs)" without files."""
+        paths = list(self.files.values())
+        if not paths:
+            return "(inputs)"
+        return paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether all cases have to be accepted."""
+        return self.permitted == ["accepted"]
+
+    def describe(self) -> str:
+        """Return the expectation in a few words."""
+        if self.goals is not None:
+            return _join_goals(self.goals)
+        words = [" or ".join(self.required or self.permitted or ())]
+        if self.score is not None:
+            low, high = self.score
+            words.append(f"score {low:g}" if low == high else f"score {low:g} to {high:g}")
+        return ", ".join(filter(None, words)) or "-"
+
+
+def _join_goals(goals: Mapping[str, bool]) -> str:
+    return ", ".join(goal for goal, reached in goals.items() if reached) or "no goals"
+
+
+@attrs.define
+class Findings:
+    """What an evaluation has sent."""
+
+    verdicts: list[str] = attrs.field(factory=list)
+    goals: dict[str, bool] = attrs.field(factory=dict)
+    score: float | None = None
+    seconds: float = 0.0
+    missing: str | None = None
+    failure: str | None = None
+    listing: Mapping[str, Any] | None = None
+    message: str = ""
+    """That of the first case that is not accepted."""
+
+    def add_page(self, page: Page) -> None:
+        """Add the values of a page."""
+        for event in page.events:
+            if isinstance(event, EvaluationError) and event.final:
+                text = str(event.members.get("stderr", "")).strip()
+                self.failure = text or event.message
+            elif isinstance(event, Data):
+                with suppress(ValueError, KeyError, TypeError):  # data of another kind
+                    self._add_value(event.payload)
+
+    def _add_value(self, value: Any) -> None:
+        match value["type"]:
+            case "case" if value["verdict"] != "skipped":
+                verdict = str(value["verdict"])
+                if verdict != "accepted" and self.verdict == "accepted":
+                    self.message = f"{value['case']}: {value.get('message', '')}".rstrip(": ")
+                self.verdicts.append("runtime_error" if verdict in _FAILURES else verdict)
+                self.seconds = max(self.seconds, value.get("time") or 0.0)
+            case "goal_result":
+                self.goals[str(value["goal"])] = value["result"]
+            case "score" if "goal" not in value and "name" not in value:
+                self.score = value["score"]
+            case "cannot_judge":
+                self.missing = str(value["message"])
+            case "references":
+                self.listing = value
+
+    @property
+    def verdict(self) -> str:
+        """The first verdict that is not "accepted", if there is one."""
+        return next((each for each in self.verdicts if each != "accepted"), "accepted")
+
+    def describe(self) -> str:
+        """Return what was found in a few words."""
+        if self.missing is not None or self.failure is not None:
+            return "failed" if self.missing is None else "-"
+        if not self.verdicts:
+            return _join_goals(self.goals)
+        count = self.verdicts.count("accepted")
+        words = f"{self.verdict}, {count}/{len(self.verdicts)}"
+        return words if self.score is None else f"{words}, score {self.score:g}"
+
+    def compare(self, expected: Expectation) -> tuple[str, str]:
+        """Return "ok", "differs", "skipped" or "unknown", and why."""
+        if self.missing is not None:
+            return "skipped", self.missing
+        if self.failure is not None:
+            return "differs", self.failure
+        if expected.goals is not None:
+            return ("ok" if self.goals == expected.goals else "differs"), ""
+        if expected.permitted is None and expected.required is None and expected.score is None:
+            return "unknown", "the package does not say what to expect"
+        fits = [bool(self.verdicts)]
+        if expected.permitted is not None:
+            fits.append(set(self.verdicts) <= set(expected.permitted))
+        if expected.required is not None:
+            fits.append(not set(self.verdicts).isdisjoint(expected.required))
+        if expected.score is not None:
+            low, high = expected.score
+            fits.append(self.score is not None and low - 1e-6 <= self.score <= high + 1e-6)
+        return ("ok", "") if all(fits) else ("differs", self.message)
+
+
+def read_own_problem(root: Path) -> tuple[str, list[Expectation]]:
+    """Return the evaluator of a problem with `problem.toml`, and its solutions.
+
+    Raises: UncheckedPackage.
+    """
+    try:
+        table = tomllib.loads((root / _OWN).read_text("utf-8"))
+        goals: dict[str, list[str]] = table["solutions"]
+        found = {path.name for path in (root / "solutions").iterdir()}
+        different = found ^ set(goals)
+        if different:
+            raise UncheckedPackage(f"{_OWN} and solutions/ differ: {', '.join(sorted(different))}")
+        expectations = [
+            Expectation(
+                {table["field"]: f"solutions/{name}"},
+                goals={goal: goal in reached for goal in table["goals"]},
+                needs=[*table.get("needs", ()), *(["g++"] if name.endswith(".cpp") else [])],
+            )
+            for name, reached in goals.items()
+        ]
+        return table["evaluator_cmd"], expectations
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UncheckedPackage(f"{root / _OWN}: {error!r}") from None
+
+
+def read_listing(value: Mapping[str, Any]) -> list[Expectation]:
+    """Return the expectations of a value that `tawebeval-judge --list` has sent."""
+    found = []
+    for reference in value["references"]:
+        given = dict(reference)
+        files = given.pop("files")
+        names = ["source", *(f"file_{number}" for number in range(1, len(files)))]
+        found.append(Expectation(dict(zip(names, files, strict=True)), **given))
+    return sorted(found, key=lambda each: not each.is_accepted)
+
+
+def compute_time(slowest: float, listing: Mapping[str, Any]) -> float:
+    """Return the limit for the rest from the seconds of the slowest accepted submission."""
+    resolution = float(listing["resolution"])
+    steps = math.ceil(slowest * float(listing["multiplier"]) / resolution)
+    return max(steps, 1) * resolution
+
+
+@attrs.define
+class Checker:
+    """Judges the references of a directory one after the other, and prints a line for each."""
+
+    _runner: LocalRunner
+    _screen: Screen
+    _root: Path
+    _seed: int
+    _as_json: bool
+    _count: int = 0
+    _rows: list[dict[str, Any]] = attrs.field(factory=list)
+
+    async def check(self, time: float | None) -> int:
+        """Return the exit status. Raises: UncheckedPackage."""
+        if (self._root / _OWN).is_file():
+            evaluator, expectations = read_own_problem(self._root)
+            await self._check_each(evaluator, expectations)
+        else:
+            await self._check_package(time)
+        if self._as_json:
+            click.echo(json.dumps(self._rows, indent=2, ensure_ascii=False))
+        differing = sum(row["state"] == "differs" for row in self._rows)
+        skipped = sum(row["state"] == "skipped" for row in self._rows)
+        total = f"{len(self._rows)} submissions"
+        self._screen.show_message(
+            f"{total}: {differing} not as expected, {skipped} skipped"
+            if differing or skipped
+            else f"{total}: all as expected"
+        )
+        return FAILED if differing else GOOD
+
+    async def _check_package(self, time: float | None) -> None:
+        listed = await self._evaluate("tawebeval-judge --list", {"source": b""})
+        if listed.listing is None:
+            raise UncheckedPackage(listed.failure or "tawebeval-judge has listed no submissions")
+        listing, expectations = listed.listing, read_listing(listed.listing)
+        inputs = await self._evaluate(f"{JUDGE} --inputs", {"source": b""})
+        if inputs.verdicts or inputs.failure:
+            self._add_row(Expectation({}, permitted=["accepted"]), inputs)
+        option = f" --time {time:g}" if time is not None else ""
+        accepted = [each for each in expectations if each.is_accepted]
+        slowest = await self._check_each(JUDGE + option, accepted)
+        if time is None and listing["multiplier"] is not None:
+            option = f" --time {compute_time(slowest, listing):g}"
+            self._screen.show_message(
+                f"time limit of the rest: {listing['multiplier']:g} times the slowest accepted"
+                f" submission, rounded up: tawebeval-judge{option}"
+            )
+        rest = [each for each in expectations if not each.is_accepted]
+        await self._check_each(JUDGE + option, rest)
+
+    async def _check_each(self, evaluator: str, expectations: Sequence[Expectation]) -> float:
+        """Check some submissions; return the seconds of the slowest case."""
+        slowest = 0.0
+        for expected in expectations:
+            missing = next((each for each in expected.needs if shutil.which(each) is None), None)
+            if missing is None:
+                files = {field: self._find(path) for field, path in expected.files.items()}
+                found = await self._evaluate(evaluator, files)
+            else:
+                found = Findings(missing=f"this machine has no {missing}")
+            slowest = max(slowest, found.seconds)
+            self._add_row(expected, found)
+        return slowest
+
+    def _find(self, path: str) -> Path:
+        """Return a file of the copied directory. Raises: UncheckedPackage, for a path out of it."""
+        checkout = self._runner.place / CHECKOUT_NAME
+        found = (checkout / path).resolve()
+        if not found.is_relative_to(checkout):
+            raise UncheckedPackage(f"{path} is not a file of the package")
+        return checkout / path
+
+    def _add_row(self, expected: Expectation, found: Findings) -> None:
+        state, why = found.compare(expected)
+        row = {
+            "submission": expected.name,
+            "expected": expected.describe(),
+            "found": found.describe(),
+            "seconds": found.seconds,
+            "state": state,
+            "message": why,
+        }
+        self._rows.append(row)
+        if not self._as_json:
+            for line in format_row(row):
+                click.echo(line)
+
+    async def _evaluate(self, evaluator: str, fields: Mapping[str, bytes | Path]) -> Findings:
+        self._count += 1
+        name = f"submission-{self._count}"
+        files = write_upload(fields, self._runner.place / name)
+        evaluation = self._runner.make_evaluation(name, evaluator, self._seed, files)
+        findings = Findings()
+        if await run_evaluation(evaluation, findings.add_page):
+            raise UncheckedPackage("cancelled")
+        return findings
+
+
+def format_row(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a submission in the table, which a program may have a part in."""
+    state = row["state"]
+    mark = click.style(f"{state:<8}", fg=_STATE_COLOURS.get(state, "red"))
+    seconds = f"{row['seconds']:6.2f} s" if row["seconds"] else f"{'':8}"
+    words = f"{row['submission']:<44} {row['expected']:<26} {seconds}  {row['found']}"
+    yield f"{mark} {escape_table_row(words)}"
+    if row["message"]:
+        text = row["message"].strip().splitlines()[-1]
+        yield f"{'':8} -> {escape_table_row(text[:200])}"
+
+
+def run_check(
+    screen: Screen, *, seed: int, time: float | None, as_json: bool, **options: Any
+) -> NoReturn:
+    """Check the references of a directory, and exit. Raises UsageError.
+
+    `options` are those of `read_setup`.
+    """
+    setup = read_setup("check", **options)
+
+    async def work(reactor: Any) -> int:
+        try:
+            with open_runner(setup, screen, reactor, lambda _: None) as runner:
+                checker = Checker(runner, screen, setup.root, seed, as_json)
+                return await checker.check(time)
+        except (UncheckedPackage, SystemExit) as error:
+            screen.show_message(str(error).removeprefix("tawebeval: "), "red")
+            return WRONG
+
+    run_reactor(screen, work)

@@ -1,0 +1,507 @@
+"""Tasks of CMS in the format italy_yaml (`task.yaml`), also as task-maker reads them.
+
+Batch tasks by stdin or files, with graders and checkers; communication with a manager; output only.
+Where inputs or outputs are missing, the generator of `gen/GEN` and the official solution make them.
+Not read: TwoSteps, BatchAndOutput, and score types other than Sum, GroupMin and GroupMul.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tawebeval.sandbox.tools.lib import segi, segi_judge
+    from tawebeval.sandbox.tools.lib.segi_yaml import read_yaml
+else:
+    import segi
+    import segi_judge
+    from segi_yaml import read_yaml
+
+_HEADERS = (".h", ".hpp", ".lib")
+_OFFICIAL = ("solution", "soluzione")
+_OWN = ("grader", "stub", "template")
+_ON_STDIN = 'in=$1 out=$2; shift 2; exec "$@" <"$in" >"$out"'
+_PAUSE = 0.02  # seconds between looks at who still waits for a program that has ended
+_CHECKS = {
+    "accepted": ("accepted",),
+    "partial-score": ("partial",),
+    "wrong-answer": ("wrong_answer",),
+    "time-limit-exceeded": ("time_limit",),
+    "wall-time-limit-exceeded": ("time_limit",),
+    "runtime-error": ("runtime_error",),
+}
+"""The checks in comments of solutions, and the verdicts of which a case has to have one."""
+_CHECK = re.compile(r"@check-([a-z-]+):([^\n]*)")
+
+
+class Subtask(NamedTuple):
+    """Cases with common points; of one without a name the points count for each case."""
+
+    name: str
+    points: float
+    cases: Sequence[int]
+
+
+class Case(NamedTuple):
+    """How to make an input: by a command of the generator, or as a copy."""
+
+    arguments: Sequence[str]
+    copied: str = ""
+
+
+class Task:
+    """The files and metadata of a task. Raises: PackageError."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            found = read_yaml((root / "task.yaml").read_text("utf-8"))
+        except ValueError as error:
+            raise segi_judge.PackageError(f"task.yaml: {error}") from None
+        self.metadata: Mapping[str, Any] = found if isinstance(found, dict) else {}
+        self.name = str(self.metadata.get("name", root.name))
+        self.time = self._read_number("time_limit", "timeout")
+        self.memory = self._read_number("memory_limit", "memlimit")
+        self.is_output_only = bool(self.metadata.get("output_only", False))
+        self.manager = self.find_program("check/manager", "cor/manager")
+        self.checker = self.find_program("check/checker", "cor/correttore")
+        self.generator = self.find_program("gen/generator", "gen/generatore")
+        self.official = self.find_program("sol/solution", "sol/soluzione")
+        self.cases: list[Case] = []
+        self.subtasks = self._read_subtasks()
+        for kind in ("output_only_testcases", "output_optional_testcases"):
+            if self.metadata.get(kind):
+                raise segi_judge.PackageError(f"{kind} is not supported")
+
+    def _read_number(self, *names: str) -> float | None:
+        value = next((self.metadata[name] for name in names if name in self.metadata), None)
+        return None if value is None else float(value)
+
+    def find_program(self, *stems: str) -> Path | None:
+        """Return the source of a program, or a file without ending, which may be a binary."""
+        for stem in stems:
+            path = self.root / stem
+            sources = [
+                each
+                for each in sorted(path.parent.glob(f"{path.name}.*"))
+                if segi_judge.find_ending(each) in segi_judge.LANGUAGES
+            ]
+            # C and C++ first: of a solution in several languages, the fastest one.
+            sources.sort(key=lambda each: segi_judge.find_ending(each) not in (".cpp", ".c"))
+            if sources or path.is_file():
+                return [*sources, path][0]
+        return None
+
+    def _read_subtasks(self) -> list[Subtask]:
+        subtasks: list[Subtask] = []
+        path = self.root / "gen" / "GEN"
+        for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
+            words, comment = [*line.split("#", 1), ""][:2]
+            comment = comment.strip()
+            if words.strip():
+                self.cases.append(Case(shlex.split(words)))
+            elif comment.startswith("COPY:"):
+                self.cases.append(Case((), comment[5:].strip()))
+            elif comment.startswith("ST:"):
+                number = str(len(subtasks))
+                subtasks.append(Subtask(f"subtask {number}", float(comment[3:]), []))
+                continue
+            elif comment.startswith("STNAME:") and subtasks:
+                subtasks[-1] = subtasks[-1]._replace(name=comment[7:].strip())
+                continue
+            else:
+                continue
+            if subtasks:
+                last = subtasks[-1]
+                subtasks[-1] = last._replace(cases=[*last.cases, len(self.cases) - 1])
+        if not self.cases:
+            count = self.metadata.get("n_input")
+            inputs = len(list((self.root / "input").glob("input*.txt")))
+            self.cases = [Case(())] * int(inputs if count is None else count)
+        everything = range(len(self.cases))
+        kind = str(self.metadata.get("score_type", ""))
+        parameters = self.metadata.get("score_type_parameters")
+        if kind in ("GroupMin", "GroupMul") and isinstance(parameters, list):
+            subtasks, at = [], 0
+            for points, count in parameters:
+                cases = range(at, at + int(count))
+                subtasks.append(Subtask(f"subtask {len(subtasks)}", float(points), cases))
+                at += int(count)
+        elif kind not in ("", "Sum", "GroupMin"):
+            raise segi_judge.PackageError(f"score_type {kind} is not supported")
+        total = float(self.metadata.get("total_value", 100))
+        return subtasks or [Subtask("", total, everything)]
+
+    def is_public(self, number: int) -> bool:
+        """Tell whether people may see a case."""
+        public = self.metadata.get("public_testcases", self.metadata.get("risultati", ""))
+        words = public if isinstance(public, list) else str(public).split(",")
+        return public == "all" or str(number) in [str(word).strip() for word in words]
+
+    def list_beside(self, stem: str) -> list[Path]:
+        """Return the graders or stubs, and the headers beside them."""
+        files = sorted((self.root / "sol").glob("*"))
+        return [file for file in files if file.stem == stem or file.suffix in _HEADERS]
+
+
+class Outcome(NamedTuple):
+    """The judgement of a case, with a score of 0 to 1."""
+
+    judgement: segi.Judgement
+    score: float = 0.0
+    result: segi.Result | None = None
+
+
+class Judge:
+    """Judges one submission."""
+
+    def __init__(self, task: Task, options: segi_judge.Options) -> None:
+        self.task, self.options = task, options
+        self.report = segi_judge.Report(len(task.cases), options)
+        self.limits: Any = {
+            "time": options.time or task.time or segi_judge.DEFAULT_TIME,
+            "memory": segi_judge.choose_memory(task.memory),
+            "output": segi_judge.MOST_OUTPUT,
+        }
+        self.programs: dict[Path, segi.Solution] = {}
+
+    def run(self) -> segi_judge.Total:
+        """Judge all cases. Raises: PackageError, RunError."""
+        task, files = self.task, segi_judge.find_files()
+        solution = None
+        if not task.is_output_only:
+            solution = self._build_submission(files, self.options)
+            if solution.fault:
+                self.report.send_case("build", solution.fault, is_secret=False)
+        judged: dict[int, Outcome] = {}
+        total = 0.0
+        for subtask in task.subtasks:
+            for number in subtask.cases:
+                if solution is not None and solution.fault:
+                    judged[number] = Outcome(segi.Judgement("skipped"))
+                elif solution is None:
+                    judged[number] = self._judge_file(number, files)
+                else:
+                    judged[number] = self._judge_case(number, solution)
+                outcome = judged[number]
+                self.report.send_case(
+                    f"{number:03}",
+                    outcome.judgement,
+                    outcome.result,
+                    points=None if subtask.name else outcome.score * self._share(subtask),
+                    is_secret=not task.is_public(number),
+                )
+            scores = [judged[number].score for number in subtask.cases]
+            if not subtask.name:
+                total += sum(scores) * self._share(subtask)
+                continue
+            fraction = min(scores, default=1.0)
+            if task.metadata.get("score_type") == "GroupMul":
+                fraction = 1.0
+                for score in scores:
+                    fraction *= score
+            segi_judge.send_part(subtask.name, fraction * subtask.points, subtask.points)
+            total += fraction * subtask.points
+        maximum = sum(subtask.points for subtask in task.subtasks)
+        return segi_judge.Total(total >= maximum - 1e-9, total, maximum)
+
+    def _share(self, subtask: Subtask) -> float:
+        return subtask.points / max(len(subtask.cases), 1)
+
+    def _build_submission(
+        self, files: Sequence[Path], options: segi_judge.Options | None
+    ) -> segi.Solution:
+        """Build a submission with grader or stub, under the name of the task."""
+        stem = "stub" if self.task.manager else "grader"
+        beside = self.task.list_beside(stem)
+        place = segi.make_directory()
+        named = []
+        for number, file in enumerate(files):
+            name = file.name if number else f"{self.task.name}{file.suffix}"
+            named.append(place / name)
+            shutil.copyfile(file, named[-1])
+        ending = segi_judge.find_ending(files[0])
+        mains = [
+            file.name
+            for file in beside
+            if file.stem == stem and segi_judge.find_ending(file) == ending
+        ]
+        extra = [file for file in beside if file.suffix in _HEADERS or file.name in mains]
+        return segi_judge.build(named, options, main=mains[0] if mains else None, extra=extra)
+
+    def build_own(self, path: Path) -> segi.Solution:
+        """Build a program of the package, once."""
+        if path not in self.programs:
+            if path.suffix:
+                # A program in Python may import what lies beside it.
+                kinds = (*_HEADERS, *([".py"] if path.suffix == ".py" else []))
+                beside = [each for each in path.parent.iterdir() if each.suffix in kinds]
+                self.programs[path] = segi_judge.build([path], extra=beside, main=path.name)
+            else:
+                self.programs[path] = segi.Solution([str(path)], [path])
+        return self.programs[path]
+
+    def find_input(self, number: int) -> Path:
+        """Return the input of a case, which the generator makes where the package has none."""
+        task, case = self.task, self.task.cases[number]
+        path = task.root / "input" / f"input{number}.txt"
+        if path.is_file():
+            return path
+        if case.copied:
+            return task.root / case.copied
+        if task.generator is None:
+            raise segi_judge.PackageError(f"no input/input{number}.txt and no gen/generator")
+        program = self.build_own(task.generator)
+        place = task.generator.parent
+        result = segi.run(
+            [*program.command, *case.arguments],
+            time=segi_judge.PROGRAM_TIME,
+            read=[*program.files, place],
+            directory=place,
+            output=segi_judge.MOST_OUTPUT,
+        )
+        if result.fault:
+            raise segi_judge.PackageError(f"input {number}: {result.fault.message}")
+        made = segi.make_directory() / "input.txt"
+        made.write_bytes(result.stdout)
+        return made
+
+    def _find_output(self, number: int, source: Path) -> Path:
+        """Return the output of a case, which the official solution makes where there is none."""
+        task = self.task
+        path = task.root / "output" / f"output{number}.txt"
+        if path.is_file():
+            return path
+        if task.official is None:
+            raise segi_judge.PackageError(f"no output/output{number}.txt and no sol/solution")
+        if task.official not in self.programs:
+            self.programs[task.official] = self._build_submission([task.official], None)
+        ran = self._run_batch(self.programs[task.official], source)
+        if ran.fault:
+            raise segi_judge.PackageError(f"{task.official.name}: {ran.fault.message}")
+        made = segi.make_directory() / "output.txt"
+        made.write_bytes(ran.output)
+        return made
+
+    def _run_batch(self, solution: segi.Solution, source: Path) -> segi_judge.Ran:
+        given, printed = (
+            str(self.task.metadata.get(name, default) or "")
+            for name, default in (("infile", "input.txt"), ("outfile", "output.txt"))
+        )
+        return segi_judge.run_with_files(solution, source, given, printed, self.limits)
+
+    def _judge_case(self, number: int, solution: segi.Solution) -> Outcome:
+        source = self.find_input(number)
+        if self.task.manager is not None:
+            return self._run_manager(number, solution, source)
+        ran = self._run_batch(solution, source)
+        if ran.fault:
+            return Outcome(ran.fault, result=ran.result)
+        return self._compare(number, source, ran.output)._replace(result=ran.result)
+
+    def _judge_file(self, number: int, files: Sequence[Path]) -> Outcome:
+        """Judge the file of an output-only task for a case."""
+        names = (f"output_{number:03}.txt", f"output{number}.txt")
+        file = next((each for each in files if each.name in names), None)
+        if file is None:
+            return Outcome(segi.Judgement("wrong_answer", f"{names[0]} is missing"))
+        return self._compare(number, self.find_input(number), file.read_bytes())
+
+    def _compare(self, number: int, source: Path, printed: bytes) -> Outcome:
+        expected = self._find_output(number, source)
+        if self.task.checker is None:
+            judgement = segi.compare_exact(_strip(printed), _strip(expected.read_bytes()))
+            return Outcome(judgement, float(judgement.is_accepted))
+        checker, output = self.build_own(self.task.checker), segi.make_directory() / "output"
+        output.write_bytes(printed)
+        words = [source, expected, output]
+        result = segi.run(
+            [*checker.command, *words],
+            time=segi_judge.PROGRAM_TIME,
+            read=[*checker.files, *words],
+        )
+        output.unlink()  # of many cases, outputs would fill the disk
+        return _read_score(result, "checker")
+
+    def _run_manager(self, number: int, solution: segi.Solution, source: Path) -> Outcome:
+        """Run the manager beside all processes of the submission.
+
+        Each process has a directory with two FIFOs, which it can neither remove nor replace. Nobody
+        else writes to them: who closes one lets the other side read its end.
+        """
+        task = self.task
+        assert task.manager is not None, "a communication task"
+        manager, place = self.build_own(task.manager), segi.make_directory()
+        shutil.copyfile(source, place / "input.txt")
+        count = int(task.metadata.get("num_processes", 1))
+        has_stub = any(file.stem == "stub" for file in task.list_beside("stub"))
+        kind = str(task.metadata.get("user_io", "fifo_io" if has_stub else "std_io"))
+        fifos = []
+        for _ in range(count):
+            pair = segi.make_directory()
+            fifos.append((pair / "in", pair / "out"))
+            for fifo in fifos[-1]:
+                os.mkfifo(fifo)
+        # A process can open and write its output before the manager reads it.
+        held = [os.open(output, os.O_RDONLY | os.O_NONBLOCK) for _, output in fifos]
+        has_ended = threading.Event()
+
+        def let_go(index: int) -> None:
+            """Let nobody wait in open(2) for a program that has ended."""
+            for fifo in fifos[index]:
+                os.close(os.open(fifo, os.O_RDWR))
+
+        limits = {**self.limits, "wall": 5 * self.limits["time"] + 5}
+        results: dict[int, segi.Result] = {}
+        failures: list[segi.RunError] = []
+        with segi.start(
+            [*manager.command, *(path for pair in fifos for path in reversed(pair))],
+            time=segi_judge.PROGRAM_TIME,
+            wall=limits["wall"] + 10,
+            read=[*manager.files, *(pair[0].parent for pair in fifos)],
+            write=[place],
+            directory=place,
+        ) as running:
+
+            def run_process(index: int) -> None:
+                words: list[str | Path] = [*fifos[index]]
+                command = [*solution.command]
+                if kind == "std_io":
+                    command = ["sh", "-c", _ON_STDIN, "sh", *map(str, words), *command]
+                    words = []
+                if count > 1:
+                    words.append(str(index))
+                own = solution._replace(command=[*command, *map(str, words)])
+                try:
+                    results[index] = own.run(b"", **{**limits, "read": [fifos[index][0].parent]})
+                except segi.RunError as error:
+                    failures.append(error)
+                if failures or results[index].fault:
+                    running.kill()  # it may wait for the process
+                while not has_ended.wait(_PAUSE):
+                    let_go(index)
+
+            threads = [threading.Thread(target=run_process, args=[each]) for each in range(count)]
+            for thread in threads:
+                thread.start()
+            try:
+                running.write(source.read_bytes())
+                result = running.finish()
+            finally:
+                has_ended.set()
+                for descriptor in held:
+                    os.close(descriptor)
+                for index, thread in enumerate(threads):
+                    while thread.is_alive():
+                        let_go(index)
+                        thread.join(_PAUSE)
+        if failures:
+            raise failures[0]
+        worst = max(results.values(), key=lambda each: each.cpu_seconds)
+        faults = [each.fault for each in results.values() if each.fault]
+        if faults:
+            return Outcome(faults[0], result=worst)
+        if result.signal == signal.SIGPIPE or b"\nBrokenPipeError: " in result.stderr:
+            early = segi.Judgement("wrong_answer", "ended before the manager had written all")
+            return Outcome(early, result=worst)
+        return _read_score(result, "manager")._replace(result=worst)
+
+
+def _strip(text: bytes) -> bytes:
+    """Return a text with single spaces, none at the ends of lines, and no empty lines at its end.
+
+    A list of lines or words of a long text would need much memory.
+    """
+    text = text.translate(bytes.maketrans(b"\t\r\v\f", b"    "))
+    while b"  " in text:
+        text = text.replace(b"  ", b" ")
+    return text.replace(b" \n", b"\n").replace(b"\n ", b"\n").lstrip(b" ").rstrip()
+
+
+def _read_score(result: segi.Result, name: str) -> Outcome:
+    """Return what a checker or manager says: a score of 0 to 1 on stdout, words on stderr."""
+    if result.fault:
+        return Outcome(segi.Judgement("judge_error", f"{name}: {result.fault.message}"))
+    words = result.stdout.split()
+    try:
+        score = float(words[0])
+    except (IndexError, ValueError):
+        return Outcome(segi.Judgement("judge_error", f"{name}: no score on stdout"))
+    score = min(max(score, 0.0), 1.0)
+    message = result.stderr.decode(errors="replace").strip()[:200]
+    if score >= 1:
+        return Outcome(segi.Judgement("accepted", message), score)
+    if score > 0:
+        return Outcome(segi.Judgement("partial", message), score)
+    return Outcome(segi.Judgement("wrong_answer", message))
+
+
+def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
+    """Judge the submission. Raises: PackageError, RunError."""
+    return Judge(Task(root), options).run()
+
+
+def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
+    """Yield each case of each subtask, and what the validator of `gen/` says of its input.
+
+    The arguments of the validator are the file and the number of the subtask, from 1 on. Raises:
+    PackageError, RunError.
+    """
+    task = Task(root)
+    path = task.find_program("gen/validator", "gen/valida")
+    if path is None:
+        return
+    judge = Judge(task, segi_judge.Options(None, explains=True))
+    for number, subtask in enumerate(task.subtasks, start=1):
+        for case in subtask.cases:
+            program, source = judge.build_own(path), judge.find_input(case)
+            found = segi_judge.run_validator(program, source, [str(number)], by_path=True)
+            yield f"{case:03}", found
+
+
+def list_references(root: Path) -> segi_judge.Listing:
+    """Return the programs of `sol/`: official solutions, and what comments of others say."""
+    task = Task(root)
+    maximum = sum(subtask.points for subtask in task.subtasks)
+    references = []
+    files = sorted((root / "sol").glob("*"))
+    if task.is_output_only:
+        given = [
+            str(path.relative_to(root))
+            for number in range(len(task.cases))
+            for path in sorted((root / "output").glob(f"output{number}.txt"))
+        ]
+        full = (maximum, maximum)
+        return segi_judge.Listing([segi_judge.Reference(given, ["accepted"], None, full)])
+    for file in files:
+        is_program = segi_judge.find_ending(file) in segi_judge.LANGUAGES
+        if not is_program or file.stem in _OWN or file.name.startswith("."):
+            continue
+        permitted = required = reached = None
+        if file.stem in _OFFICIAL:
+            permitted, reached = ["accepted"], (maximum, maximum)
+        checks = _CHECK.findall(file.read_text("utf-8", "replace"))
+        if checks and not permitted:
+            required = sorted({each for kind, _ in checks for each in _CHECKS.get(kind, ())})
+            names = [
+                (kind, subtask)
+                for kind, words in checks
+                for subtask in task.subtasks
+                if any(fnmatchcase(subtask.name, word) for word in words.split())
+            ]
+            least = sum(subtask.points for kind, subtask in names if kind == "accepted")
+            has_partial = any(kind == "partial-score" for kind, _ in checks)
+            reached = (least, maximum if has_partial else least)
+        references.append(
+            segi_judge.Reference([str(file.relative_to(root))], permitted, required, reached)
+        )
+    return segi_judge.Listing(references)

@@ -1,0 +1,407 @@
+"""Judge for problem packages as they are: what `tawebeval-judge` runs, and what all formats share.
+
+Each module of a format has three functions: `judge` builds the submission, runs the cases and
+returns a `Total`; `list_references` returns the submissions of the package and what it says of
+each; `check_inputs` yields what the package's validators say of its inputs. Programs of the package
+(validators, checkers, interactors) run in sandboxes of their own, too: apart from the submission,
+and without the markers of the evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from tawebeval.sandbox.tools.lib import segi
+else:
+    import segi
+
+FORMATS = (
+    ("problem.yaml", "segi_kattis", "Kattis problem package format (ICPC, DOMjudge)"),
+    ("problem.xml", "segi_polygon", "Polygon"),
+    ("task.yaml", "segi_cms", "CMS (italy_yaml)"),
+)
+"""The file that shows the format of a package, the module, and the name of the format."""
+DEFAULT_TIME = 10.0
+"""Seconds of processor time of a case, if neither the package nor --time says how many."""
+MOST_OUTPUT = 64 * segi.MIB
+"""Bytes that the judge holds in its memory of what a submission has printed."""
+PROGRAM_TIME = 60.0
+"""Seconds of processor time of a program of the package."""
+
+_C = ("-O2", "-w", "-o", "{build}/solution", "{source}", "-lm")
+LANGUAGES: Mapping[str, segi.Language] = {
+    **segi.LANGUAGES,
+    ".c": segi.Language(("gcc", "-std=gnu17", "-x", "c", *_C), ("{build}/solution",)),
+    ".cpp": segi.Language(("g++", "-std=gnu++20", "-x", "c++", *_C), ("{build}/solution",)),
+    # The programs of a package import modules beside them, which -I would forbid.
+    ".py": segi.LANGUAGES[".py"]._replace(run=("python3", "-E", "-s", "-B", "{source}")),
+    ".js": segi.Language(("node", "--check", "{source}"), ("node", "{source}")),
+}
+"""The languages of submissions and of programs of a package."""
+_ENDINGS = {
+    ".cc": ".cpp",
+    ".cxx": ".cpp",
+    ".c++": ".cpp",
+    ".C": ".cpp",
+    ".py3": ".py",
+    ".bash": ".sh",
+}
+_MAIN_OF_JAVA = re.compile(rb"\bstatic\s+(?:final\s+)?void\s+main\s*\(")
+
+
+class PackageError(Exception):
+    """A package that cannot be judged, without a fault of the submission; `str()` says why."""
+
+
+class Options(NamedTuple):
+    """What the command line says."""
+
+    time: float | None
+    """Seconds of processor time of a case, in place of the package's."""
+    explains: bool
+    """Whether to send messages and excerpts of secret cases, too."""
+
+
+class Total(NamedTuple):
+    """The result of all cases; `score` is None if the problem has none."""
+
+    is_accepted: bool
+    score: float | None = None
+    maximum: float | None = None
+
+
+class Reference(NamedTuple):
+    """A submission of a package, and which verdicts the package lets its cases have.
+
+    Verdicts are accepted, wrong_answer, time_limit and runtime_error, which also stands for the
+    verdicts without a name of their own. None allows all.
+    """
+
+    files: Sequence[str]
+    """Paths in the package."""
+    permitted: Sequence[str] | None = None
+    """What all cases have to be among."""
+    required: Sequence[str] | None = None
+    """What at least one case has to be among."""
+    score: tuple[float, float] | None = None
+    """The lowest and the highest score."""
+
+
+class Listing(NamedTuple):
+    """The reference submissions of a package.
+
+    If the package has no limit of time, `multiplier` is the number by which to multiply the time of
+    the slowest submission of `accepted`; the limit is rounded up to a multiple of `resolution`.
+    """
+
+    references: Sequence[Reference]
+    multiplier: float | None = None
+    resolution: float = 1.0
+
+
+class Report:
+    """Sends the cases of a submission, and keeps what is secret.
+
+    Raises: PackageError, without a case.
+    """
+
+    def __init__(self, total: int, options: Options) -> None:
+        # Without any, all submissions would be accepted.
+        if not total:
+            raise PackageError("the package has no cases")
+        self._total, self._done = total, 0
+        self._explains = options.explains
+
+    def send_case(
+        self,
+        name: str,
+        judgement: segi.Judgement,
+        result: segi.Result | None = None,
+        *,
+        points: float | None = None,
+        is_secret: bool = True,
+        message: str = "",
+    ) -> None:
+        """Send a case. Of a secret one only `message`, which is for the author of the submission.
+
+        Messages of programs may quote the input or the answer. Raises: PackageError, for a
+        judgement that is an error of the package.
+        """
+        points = judgement.points if points is None else points
+        shown = judgement
+        if is_secret and not self._explains:
+            shown = segi.Judgement(judgement.verdict, message)
+        segi.send_case(name, shown, result, points=points)
+        self._done += 1
+        segi.send_progress(self._done, self._total)
+        if judgement.verdict == "judge_error":
+            why = shown.message or "run `tawebeval check` to see why"
+            raise PackageError(f"the package cannot judge the case {name}: {why}")
+
+
+def send_part(name: str, score: float, maximum: float | None) -> None:
+    """Send a subtask: its score, and the goal to reach its maximum."""
+    segi.send({"type": "score", "goal": name, "score": score, "maximum": maximum})
+    if maximum is not None:
+        segi.send_goal(name, score >= maximum - 1e-9)
+
+
+def find_files() -> list[Path]:
+    """Return all files of the submission, that of the field `source` first; exit without one."""
+    prefix = "SUBMISSION_FILE_"
+    names = sorted(name for name in os.environ if name.startswith(prefix))
+    names.sort(key=lambda name: name != f"{prefix}SOURCE")
+    if not names:
+        segi.find_submission("source")
+    return [Path(os.environ[name]) for name in names]
+
+
+def find_ending(path: Path) -> str:
+    """Return the key of `LANGUAGES` for a file, or its own suffix."""
+    suffix = path.suffix
+    return _ENDINGS.get(suffix) or _ENDINGS.get(suffix.lower()) or suffix.lower()
+
+
+def build(
+    files: Sequence[Path],
+    options: Options | None = None,
+    *,
+    main: str | None = None,
+    extra: Iterable[Path] = (),
+) -> segi.Solution:
+    """Build one program of all files of the main file's language, beside each other.
+
+    The main file is that of the name `main`; without one, in this order: what is named main or, in
+    Java, has `main`, and the first one. `extra` are files that replace those of the same name. With
+    `options` the program is a submission, otherwise one of the package. Raises: PackageError.
+    """
+    place = segi.make_directory()
+    for file in (*files, *extra):
+        target = place / file.name
+        if file.is_dir():
+            shutil.copytree(file, target, symlinks=True, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(file, target)
+    # The names of the submission come first; a file of `extra` may be the main one, too.
+    names = list(dict.fromkeys(file.name for file in (*files, *extra)))
+    sources = [place / name for name in names if find_ending(place / name) in LANGUAGES]
+    if not any(find_ending(file) in LANGUAGES for file in files):
+        found = ", ".join(file.name for file in files)
+        if options is None:
+            raise PackageError(f"{found}: no file is in a known language")
+        if options.explains:
+            segi.cannot_judge(
+                Path(names[0]).suffix, f"tawebeval-judge does not know the language of {found}"
+            )
+        return segi.prepare(place / names[0], LANGUAGES)
+    if main is None:
+        mains = [
+            each
+            for each in sources
+            if each.stem.lower() in ("main", "__main__")
+            or (each.suffix == ".java" and _MAIN_OF_JAVA.search(each.read_bytes()))
+        ]
+        source = (mains or sources)[0]
+    else:
+        source = place / main
+    ending = find_ending(source)
+    if ending == ".py" and re.match(rb"#!.*python2", source.read_bytes()):
+        segi.cannot_judge("python2", f"This machine has no Python 2 for {source.name}.")
+    language = LANGUAGES[ending]
+    others = [_escape(each) for each in sources if find_ending(each) == ending and each != source]
+    if ending in (".c", ".cpp"):
+        at = language.build.index("{source}")
+        words = (*language.build[:at], *others, f"-I{_escape(place)}", *language.build[at:])
+        language = language._replace(build=words)
+    elif ending == ".java":
+        language = language._replace(build=(*language.build, *others))
+    built = segi.prepare(source, {source.suffix: language}, read=_list_others(place, source))
+    if built.fault and options is None:
+        raise PackageError(f"{source.name} cannot be built: {built.fault.message}")
+    # All files of the directory, and the build: a directory in a directory cannot be given twice.
+    return built._replace(files=[*(path for path in built.files if path != source), place])
+
+
+def _escape(path: Path) -> str:
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def _list_others(place: Path, source: Path) -> list[Path]:
+    return [path for path in place.iterdir() if path != source or source.suffix == ".java"]
+
+
+def build_program(path: Path, extra: Iterable[Path] = ()) -> segi.Solution:
+    """Build a program of the package: a file, or a directory, maybe with scripts `build` and `run`.
+
+    Raises: PackageError.
+    """
+    if not path.is_dir():
+        return build([path], extra=extra)
+    if not (path / "build").exists() and not (path / "run").exists():
+        return build(sorted(path.iterdir()), extra=extra)
+    place = segi.make_directory() / path.name
+    shutil.copytree(path, place)
+    if (place / "build").exists():
+        result = segi.run(
+            ["./build"], directory=place, write=[place], time=PROGRAM_TIME, output=segi.MIB
+        )
+        if result.fault:
+            text = result.stderr.decode(errors="replace")[-1000:]
+            raise PackageError(f"{path.name}/build failed: {result.fault.message}\n{text}")
+    if not os.access(place / "run", os.X_OK):
+        raise PackageError(f"{path.name} has no executable file `run`")
+    return segi.Solution([str(place / "run")], [place])
+
+
+class Ran(NamedTuple):
+    """What a submission has printed or written, unless `fault` says why not."""
+
+    output: bytes
+    fault: segi.Judgement | None
+    result: segi.Result
+
+
+def run_with_files(
+    solution: segi.Solution, source: Path, input_name: str, output_name: str, limits: Any
+) -> Ran:
+    """Run a submission that reads and writes files of these names; "" is stdin or stdout."""
+    if not input_name and not output_name:
+        result = solution.run(source, **limits)
+        return Ran(result.stdout, result.fault, result)
+    place = segi.make_directory()
+    if input_name:
+        shutil.copyfile(source, place / input_name)
+    own: Any = {**limits, "write": [place], "directory": place}
+    result = solution.run(b"" if input_name else source, **own)
+    if result.fault or not output_name:
+        return Ran(result.stdout, result.fault, result)
+    output = segi.read_output(place / output_name, MOST_OUTPUT)
+    for name in (input_name, output_name):  # of many cases, they would fill the disk
+        with suppress(OSError):
+            (place / name).unlink()
+    return Ran(output.content, output.fault, result)
+
+
+def run_validator(
+    program: segi.Solution,
+    source: Path,
+    arguments: Sequence[str] = (),
+    *,
+    accept: int = 0,
+    by_path: bool = False,
+) -> segi.Judgement:
+    """Let a validator judge an input on its stdin, or `by_path` as its first argument."""
+    given = [source] if by_path else []
+    words: list[str | Path] = [*program.command, *given, *arguments]
+    files = [*program.files, *given]
+    result = segi.run(words, b"" if by_path else source, time=PROGRAM_TIME, read=files)
+    if result.reason is None and result.exit_status == accept:
+        return segi.ACCEPTED
+    text = (result.stdout + b" " + result.stderr).decode(errors="replace").strip()
+    return segi.Judgement("wrong_answer", text[-200:] or f"exit status {result.exit_status}")
+
+
+def measure_memory() -> int | None:
+    """Return how many bytes a program may use in this evaluation; None if nothing says it.
+
+    A run without a limit of memory finds it in the limits of its processes.
+    """
+    result = segi.run(["sh", "-c", "ulimit -d; ulimit -s"])
+    data, stack = [*result.stdout.split(), b"unlimited", b"unlimited"][:2]
+    for size, least in ((data, 0), (stack, 8192)):
+        if size.isdigit() and int(size) > least:
+            return int(size) * 1024
+    return None
+
+
+def choose_memory(wanted: float | None) -> int | None:
+    """Return the limit of a program that wants so many MiB; None for that of the evaluation.
+
+    A limit above that of the evaluation would end the evaluation in place of the program.
+    """
+    if wanted is None:
+        return None
+    most = measure_memory()
+    memory = int(wanted * segi.MIB)
+    return memory if most is None else min(memory, most)
+
+
+def fail(message: str) -> NoReturn:
+    """End the evaluator with an error."""
+    sys.stdout.flush()
+    sys.exit(f"tawebeval-judge: {message}")
+
+
+def find_format(root: Path) -> Any:
+    """Return the module of the format of a package. Raises: PackageError."""
+    for name, module, _ in FORMATS:
+        if (root / name).is_file():
+            return import_module(module)
+    known = "; ".join(f"{name} ({title})" for name, _, title in FORMATS)
+    raise PackageError(f"no package in {root}: it has none of {known}")
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="tawebeval-judge",
+        description="Judge the submission by the problem package in the current directory.",
+        epilog="Formats: " + "; ".join(f"{title}: {name}" for name, _, title in FORMATS) + ".",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--time",
+        type=float,
+        metavar="S",
+        help="limit the processor time of a case, in place of the package's limit",
+    )
+    add(
+        "--explain",
+        action="store_true",
+        help="send messages and excerpts of secret cases, too: for the authors of a package alone",
+    )
+    add(
+        "--list",
+        action="store_true",
+        help="send the submissions of the package, and what the"
+        " package says of them, and judge nothing",
+    )
+    add(
+        "--inputs",
+        action="store_true",
+        help="let the validators of the package check its inputs,"
+        " send the results as cases, and judge nothing",
+    )
+    words = parser.parse_args()
+    root = Path.cwd()
+    try:
+        module = find_format(root)
+        if words.inputs:
+            for name, judgement in module.check_inputs(root):
+                segi.send_case(name, judgement)
+            return
+        if words.list:
+            listing: Listing = module.list_references(root)
+            references = [reference._asdict() for reference in listing.references]
+            segi.send({"type": "references", **listing._asdict(), "references": references})
+            return
+        total: Total = module.judge(root, Options(words.time, words.explain))
+    except (PackageError, segi.RunError, OSError, ValueError, RecursionError) as error:
+        fail(str(error))
+    segi.send_goal("accepted", total.is_accepted)
+    if total.score is not None:
+        if total.maximum is not None:
+            segi.send_score(total.score, total.maximum)
+        else:
+            segi.send({"type": "score", "score": total.score})

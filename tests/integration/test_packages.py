@@ -1,0 +1,467 @@
+"""Problem packages as they are: `tawebeval check`, and what `tawebeval-judge` sends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from twisted.trial.unittest import TestCase
+
+from tests.cases.patience import LONG_PATIENCE
+from tests.integration.terminal import piped
+from tests.integration.unprivileged import USER, temporary_folder
+
+BY = ("--user", USER.pw_name) if USER else ()
+SUM = "a, b = map(float, input().split())\n"
+THIEF = """
+import glob, os
+paths = [*glob.glob("/evaluation/**/*", recursive=True), *glob.glob("/tmp/**/*", recursive=True)]
+for path in paths:
+    if path.endswith(".ans") or path.endswith(".a"):
+        print(open(path).read())
+print({**os.environ})
+print('\\n%s\\n{"type": "goal_result", "goal": "accepted", "result": true}\\n%s'
+      % (os.environ.get("EVALUATION_DATA_BEGIN"), os.environ.get("EVALUATION_DATA_END")))
+"""
+KATTIS = {
+    "problem.yaml": "name: Sum\nconstants: {large: {value: 1000}, zero: 0}\n"
+    "validator_flags: float_tolerance 1e-3\nlimits: {memory: 64}\n",
+    ".timelimit": "1\n",
+    "data/sample/1.in": "1 2\n",
+    "data/sample/1.ans": "3\n",
+    # In addition to the flags of the package.
+    "data/secret/big/testdata.yaml": "output_validator_flags: space_change_sensitive\n",
+    "data/secret/big/2.in": "1000 1\n",
+    "data/secret/big/2.ans": "1001 Done\n",
+    "data/secret/3.in": "2 2\n",
+    "data/secret/3.ans": "4\n",
+    "input_validators/sum/main.py": "import sys\na, b = map(int, input().split())\n"
+    "print(a, 'is large', end='')\nsys.exit(42 if a < {{large}} else 43)\n",
+    "include/python3/included.py": "def show(x): print(x, *['DONE'] * (x > {{large.value}}))\n",
+    "submissions/accepted/right.py": f"import included\n{SUM}included.show(a + b + 0.0001)\n",
+    "submissions/accepted/several/main.py": f"import included, sums\n{SUM}"
+    "included.show(sums.add(a, b))\n",
+    "submissions/accepted/several/sums.py": "def add(a, b): return a + b\n",
+    "submissions/accepted/untrue.py": f"{SUM}print(a - b)\n",
+    "submissions/accepted/unknown.xyz": "?\n",
+    "include/default/sign.txt": "+",
+    "data/secret/3.files/more.txt": "0.0005",
+    "submissions/accepted/reads.py": f"{SUM}import os, included\n"
+    "more = open('more.txt').read() if os.path.exists('more.txt') else 0\n"
+    "included.show(a + b + float(more) if open('sign.txt').read() == '+' else 0)\n",
+    "submissions/wrong_answer/constant.py": "print({{zero}} + 3)\n",
+    "submissions/wrong_answer/two.py": f"{SUM}print(3)\n",
+    "submissions/wrong_answer/thief.py": THIEF,
+    "submissions/run_time_error/crash.py": f"{SUM}print(3 if a == 1 else 1 / 0)\n",
+    "submissions/run_time_error/broken.py": "print(\n",
+    "submissions/run_time_error/memory.py": "x = b'x' * 10**8\n",
+    "submissions/time_limit_exceeded/slow.py": "while True: pass\n",
+    "submissions/other/new.py": SUM,
+}
+INTERACTOR = """
+import sys
+secret, limit = int(open(sys.argv[1]).read()), 20
+for count in range(limit):
+    guess = int(sys.stdin.readline() or 0)
+    if guess == secret:
+        open(sys.argv[3] + "teammessage.txt", "w").write(f"{count + 1} guesses")
+        print("yes", flush=True)
+        sys.exit(42)
+    print("higher" if guess < secret else "lower", flush=True)
+open(sys.argv[3] + "judgemessage.txt", "w").write(f"not found: {secret}")
+sys.exit(43)
+"""
+GUESS = """
+low, high = 1, 1000
+while True:
+    middle = (low + high) // 2
+    print(middle, flush=True)
+    said = input()
+    if said == "yes":
+        break
+    low, high = (middle + 1, high) if said == "higher" else (low, middle - 1)
+"""
+INTERACTIVE = {
+    "problem.yaml": "problem_format_version: 2023-07\nname: Guess\ntype: interactive\n"
+    "limits: {time_limit: 1}\n",
+    "output_validator/validate.py": INTERACTOR,
+    "data/secret/1.in": "700\n",
+    "data/secret/1.ans": "",
+    "data/secret/2.in": "1\n",
+    "data/secret/2.ans": "",
+    "submissions/accepted/bisect.py": GUESS,
+    # Is refused while it waits, and then goes on for ever.
+    "submissions/wrong_answer/slow.py": "while True:\n    print(0, flush=True)\n"
+    "    try: input()\n    except EOFError: pass\n",
+    "submissions/wrong_answer/ends.py": "print(3)\n",
+    "submissions/run_time_error/crash.py": "print(3)\n1 / 0\n",
+    "submissions/run_time_error/after.py": f"{GUESS}1 / 0\n",
+    "submissions/time_limit_exceeded/after.py": f"{GUESS}while True: pass\n",
+}
+GRADED = {
+    "problem.yaml": "type: scoring\nname: Echo\nlimits: {time_limit: 5}\n",
+    "data/testdata.yaml": "on_reject: continue\nrange: 0 100\ngrader_flags: ignore_sample\n",
+    "data/sample/1.in": "1\n",
+    "data/sample/1.ans": "1\n",
+    "data/sample/testdata.yaml": "accept_score: 0\nrange: 0 0\n",
+    "data/secret/testdata.yaml": "grader_flags: first_error accept_if_any_accepted\n",
+    "data/secret/easy/testdata.yaml": "on_reject: break\naccept_score: 40\nrange: 0 40\n"
+    "grader_flags: min\n",
+    "data/secret/hard/testdata.yaml": "on_reject: break\naccept_score: 60\nrange: 0 60\n"
+    "grader_flags: min\n",
+    **{f"data/secret/easy/{number}.in": f"{number}\n" for number in (2, 3)},
+    **{f"data/secret/easy/{number}.ans": f"{number}\n" for number in (2, 3)},
+    **{f"data/secret/hard/{number}.in": f"{number}\n" for number in (11, 12, 13)},
+    **{f"data/secret/hard/{number}.ans": f"{number}\n" for number in (11, 12, 13)},
+    "submissions/accepted/echo.py": "print(input())\n",
+    "submissions/partially_accepted/small.py": "x = int(input())\nprint(x if x < 12 else 0)\n",
+    "submissions/wrong_answer/nothing.py": "print()\n",
+}
+SCORED = {
+    **{path: text for path, text in GRADED.items() if not path.endswith("testdata.yaml")},
+    "problem.yaml": "problem_format_version: 2025-09\ntype: scoring\nname: Echo\n"
+    "limits: {time_limit: 5}\n",
+    # Half of the points for an answer with a comment.
+    "output_validator/validate": "",
+    "output_validator/run": "#!/bin/sh\nread -r number more\n"
+    '[ "$number" = "$(cat "$2")" ] || exit 43\n'
+    '[ "$4" = half ] && [ -n "$more" ] && echo 0.5 >"$3/score_multiplier.txt"\nexit 42\n',
+    "data/secret/easy/test_group.yaml": "max_score: 40\n",
+    "data/secret/hard/test_group.yaml": "max_score: 60\nscore_aggregation: sum\n"
+    "require_pass: secret/easy\noutput_validator_args: [half]\n",
+    "submissions/partially_accepted/small.py": "x = int(input())\nprint(x if x < 13 else 0, '!')\n",
+    "submissions/partially_accepted/hard.py": "x = int(input())\nprint(x if x > 3 else 0)\n",
+    "submissions/submissions.yaml": "partially_accepted/small.py: {score: 60}\n"
+    "partially_accepted/hard.py:\n  score: [0, 0]\n",
+}
+PASSES = {
+    "problem.yaml": "problem_format_version: 2023-07\ntype: [pass-fail, multi-pass]\nname: Twice\n"
+    "limits:\n  time_limit: 5\n  validation_passes: 2\n",
+    "output_validator/validate.py": "import sys\nprinted, given = input(), open(sys.argv[1]).read()"
+    "\nif printed.strip() != str(int(given) + 1): sys.exit(43)\n"
+    "if given.strip() == '1': open(sys.argv[3] + 'nextpass.in', 'w').write('5')\nsys.exit(42)\n",
+    "data/secret/1.in": "1\n",
+    "data/secret/1.ans": "",
+    "submissions/accepted/add.py": "print(int(input()) + 1)\n",
+    "submissions/wrong_answer/two.py": "print(2)\n",
+}
+
+
+POLYGON = {
+    "problem.xml": """<?xml version="1.0" encoding="utf-8"?>
+<problem short-name="sum"><judging input-file="" output-file="sum.out"><testset name="tests">
+<time-limit>1000</time-limit><memory-limit>67108864</memory-limit>
+<input-path-pattern>tests/%02d</input-path-pattern>
+<answer-path-pattern>tests/%02d.a</answer-path-pattern>
+<tests><test sample="true" group="0" points="0"/><test group="1" points="10"/>
+<test group="1" points="30"/><test group="2" points="60"/></tests>
+<groups><group name="0"/><group name="1" points-policy="complete-group"/>
+<group name="2" points-policy="each-test"><dependencies><dependency group="1"/></dependencies>
+</group></groups></testset></judging>
+<files><resources><file path="files/grader.py"><assets><asset name="SOLUTION"/></assets></file>
+</resources></files>
+<assets><checker type="testlib"><source path="files/check.py"/></checker>
+<validators><validator><source path="files/valid.py"/></validator></validators><solutions>
+<solution tag="main"><source path="solutions/main.py"/></solution>
+<solution tag="rejected"><source path="solutions/small.py"/></solution>
+<solution tag="wrong-answer"><source path="solutions/partly.py"/></solution>
+<solution tag="wrong-answer"><source path="solutions/link.py"/></solution>
+<solution tag="time-limit-exceeded-or-accepted"><source path="solutions/slow.py"/></solution>
+<solution tag="memory-limit-exceeded"><source path="solutions/memory.py"/></solution>
+</solutions></assets></problem>
+""",
+    **{f"tests/0{number}": f"{number} 1\n" for number in (1, 2, 3, 4)},
+    **{f"tests/0{number}.a": f"{number + 1}\n" for number in (1, 2, 3, 4)},
+    "files/grader.py": "def write(x): print(x, file=open('sum.out', 'w'))\n",
+    # As testlib's: 0 accepts, 1 refuses, 7 gives points.
+    "files/check.py": "import sys\ninput, output, answer = (open(path).read().split() for path in"
+    " sys.argv[1:4])\nif output[1:] == ['half']:\n    sys.stderr.write('points 30.0 a half')\n"
+    "    sys.exit(7)\nsys.stderr.write(f'expected {answer}')\nsys.exit(output != answer)\n",
+    "files/valid.py": "import sys\nsys.exit(len(input().split()) != 2)\n",
+    "solutions/main.py": "from grader import write\nwrite(sum(map(int, input().split())))\n",
+    "solutions/small.py": "a, b = map(int, input().split())\n"
+    "print(a + b * (a < 3), file=open('sum.out', 'w'))\n",
+    "solutions/partly.py": "a, b = map(int, input().split())\n"
+    "print(a + b, 'half' * (a == 4), file=open('sum.out', 'w'))\n",
+    "solutions/link.py": "import os\na, b = map(int, input().split())\n"
+    "os.symlink(f'/evaluation/tree/tests/0{a}.a', 'sum.out')\n",
+    "solutions/slow.py": "while True: pass\n",
+    "solutions/memory.py": "x = b'x' * 10**8\n",
+}
+TALK = {
+    **POLYGON,
+    "problem.xml": POLYGON["problem.xml"]
+    .replace(' output-file="sum.out"', "")
+    .replace("</checker>", '</checker><interactor><source path="files/ask.py"/></interactor>')
+    .replace(" points=", " was=")
+    .replace(" group=", " of="),
+    # Tells a and b one by one, and leaves the sum to the checker.
+    "files/ask.py": "import sys\nfor number in open(sys.argv[1]).read().split():\n"
+    "    print(number, flush=True)\n    line = input()\n"
+    "    if line == 'no': sys.exit('wrong answer no')\n"
+    "    if line == 'half':\n        sys.stderr.write('points 5 half')\n        sys.exit(7)\n"
+    "print(line, file=open(sys.argv[2], 'w'))\n",
+    "solutions/main.py": "a = int(input())\nprint(flush=True)\n"
+    "print(a + int(input()), flush=True)\n",
+    "solutions/small.py": "print('no', flush=True)\nwhile True: pass\n",
+    "solutions/partly.py": "print('half', flush=True)\nwhile True: pass\n",
+    "solutions/link.py": "print(1, flush=True)\nprint(1, flush=True)\n",
+}
+
+CMS = {
+    "task.yaml": "name: double\ntime_limit: 1\nmemory_limit: 64\ninfile: input.txt\n"
+    "outfile: output.txt\npublic_testcases: 0\n",
+    "gen/GEN": "# The inputs are made.\n#ST: 30\n#COPY: gen/first.txt\n2\n"
+    "# ST: 70\n#STNAME: large\n1000 5\n2000 5\n",
+    "gen/first.txt": "1\n",
+    "gen/generator.py": "import sys, lines\nlines.show(sum(map(int, sys.argv[1:])))\n",
+    "gen/valida.py": "import sys\nn = int(open(sys.argv[1]).read())\n"
+    "assert sys.argv[2] == ('1' if n < 10 else '2')\n",
+    "gen/lines.py": "def show(x): print(x)\n",
+    # Half of the score for the wrong sign.
+    "check/checker.py": "import sys\ninput, wanted, found = (open(path).read() for path in"
+    " sys.argv[1:4])\nif int(found) == int(wanted): print(1.0)\nelif int(found) == -int(wanted):"
+    " print(0.5)\nelse: print(0)\nsys.stderr.write(f'wanted {wanted}')\n",
+    "sol/grader.py": "import double\nn = int(open('input.txt').read())\n"
+    "print(double.double(n), file=open('output.txt', 'w'))\n",
+    "sol/solution.py": "def double(n): return 2 * n\n",
+    "sol/negative.py": "# @check-accepted: subtask*\n# @check-partial-score: large\n"
+    "def double(n): return 2 * n if n < 1000 else -2 * n\n",
+    "sol/small.py": "# @check-accepted: subtask*\n# @check-wrong-answer: large\n"
+    "def double(n): return n + min(n, 10)\n",
+    "sol/slow.py": "# @check-time-limit-exceeded: *\ndef double(n):\n    while True: pass\n",
+    "sol/thief.py": "# @check-wrong-answer: *\nimport os, glob\n"
+    "def double(n): return len(glob.glob('/evaluation/tree/**', recursive=True))\n",
+}
+MANAGER = """
+import sys
+a, b = map(int, open("input.txt").read().split())
+assert sys.stdin.read().split() == [str(a), str(b)]
+value = a
+for number in (1, 3):
+    with open(sys.argv[number + 1], "w") as output:
+        print(value, b, file=output)
+    with open(sys.argv[number]) as given:
+        value = int(given.readline() or -1)
+print(1.0 if value == a + 2 * b else 0.0)
+print("secret", a, b, file=sys.stderr)
+"""
+COMMUNICATION = {
+    "task.yaml": "name: add\ntime_limit: 1\nnum_processes: 2\n",
+    "check/manager.py": MANAGER,
+    "sol/stub.py": "import sys, add\n"
+    "with open(sys.argv[1]) as given, open(sys.argv[2], 'w') as output:\n"
+    "    print(add.add(int(sys.argv[3]), *map(int, given.readline().split())), file=output)\n",
+    **{f"input/input{number}.txt": f"{number} 5\n" for number in range(2)},
+    "sol/solution.py": "def add(number, a, b): return a + b\n",
+    "sol/first.py": "# @check-wrong-answer: *\ndef add(number, a, b): return a + b + number\n",
+    "sol/crash.py": "# @check-runtime-error: *\ndef add(number, a, b): return 1 // (1 - number)\n",
+}
+ON_STDIN = {
+    **{path: text for path, text in COMMUNICATION.items() if path != "sol/stub.py"},
+    "task.yaml": "name: add\ntime_limit: 1\nnum_processes: 2\nuser_io: std_io\n",
+    # Reads to the end, which the manager has closed.
+    "sol/solution.py": "import sys\nprint(sum(map(int, sys.stdin.read().split())))\n",
+    "sol/first.py": "# @check-wrong-answer: *\nprint(0)\n",
+    "sol/crash.py": "# @check-runtime-error: *\ninput()\n1 / 0\n",
+}
+OUTPUTS = {
+    "task.yaml": "name: outputs\noutput_only: true\nn_input: 2\n",
+    **{f"input/input{number}.txt": f"{number}\n" for number in range(2)},
+    **{f"output/output{number}.txt": f"{number} {number}\n\n" for number in range(2)},
+}
+OWN = {
+    "problem.toml": 'evaluator_cmd = "sh judge.sh"\nfield = "text"\ngoals = ["long", "word"]\n'
+    'needs = []\n[solutions]\n"a.txt" = ["word"]\n"b.txt" = ["long"]\n',
+    "judge.sh": '. "$EVALUATION_TOOLS/lib/segi.sh"\nsegi_find_submission text\n'
+    'segi_send_goal word "$(grep -q word "$segi_file" && echo true || echo false)"\n'
+    "segi_send_goal long false\n",
+    "solutions/a.txt": "word\n",
+    "solutions/b.txt": "long\n",
+}
+
+
+class PackageTests(TestCase):
+    timeout = LONG_PATIENCE
+    maxDiff = None
+
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def write(self, files: Mapping[str, str]) -> str:
+        """Write a package; return its directory."""
+        root = self.folder / "package"
+        for name, text in files.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+        return str(root)
+
+    async def check(self, files: Mapping[str, str], status: int = 0) -> dict[str, dict[str, Any]]:
+        """Return what is found of each submission, by the end of its path."""
+        command = ("check", self.write(files), "--json", *BY)
+        done = await piped("http://127.0.0.1:9", *command, TMPDIR=str(self.folder))
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return {"/".join(row["submission"].split("/")[-2:]): row for row in json.loads(done.stdout)}
+
+    async def judge(self, files: Mapping[str, str], solution: str) -> list[Any]:
+        """Return the data that the judge sends of a submission."""
+        root = self.write(files)
+        command = ("try", root, "--evaluator", "tawebeval-judge", "--events", f"{root}/{solution}")
+        done = await piped("http://127.0.0.1:9", *command, *BY, TMPDIR=str(self.folder))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return [json.loads(line)["payload"] for line in done.stdout.splitlines()]
+
+    async def test_kattis_package_is_compared_with_its_directories(self) -> None:
+        rows = await self.check(KATTIS, status=1)
+        states = {name: (row["state"], row["found"].split(",")[0]) for name, row in rows.items()}
+        self.assertEqual(
+            states,
+            {
+                "(inputs)": ("differs", "wrong_answer"),
+                "accepted/right.py": ("ok", "accepted"),
+                "accepted/reads.py": ("ok", "accepted"),
+                "accepted/several": ("ok", "accepted"),
+                "accepted/untrue.py": ("differs", "wrong_answer"),
+                "accepted/unknown.xyz": ("skipped", "-"),
+                "wrong_answer/constant.py": ("ok", "wrong_answer"),
+                "wrong_answer/two.py": ("ok", "wrong_answer"),
+                "wrong_answer/thief.py": ("ok", "wrong_answer"),
+                "run_time_error/crash.py": ("ok", "runtime_error"),
+                "run_time_error/broken.py": ("ok", "runtime_error"),
+                "run_time_error/memory.py": ("ok", "runtime_error"),
+                "time_limit_exceeded/slow.py": ("ok", "time_limit"),
+                "other/new.py": ("unknown", "wrong_answer"),
+            },
+        )
+        self.assertEqual(rows["(inputs)"]["message"], "secret/big/2: 1000 is large")
+        self.assertEqual(rows["accepted/right.py"]["found"], "accepted, 3/3")
+        self.assertEqual(rows["wrong_answer/thief.py"]["found"], "wrong_answer, 0/1")
+
+    async def test_secret_cases_show_their_verdict_alone(self) -> None:
+        events = await self.judge(KATTIS, "submissions/wrong_answer/two.py")
+        cases = {value["case"]: value for value in events if value["type"] == "case"}
+        self.assertEqual(cases["sample/1"]["verdict"], "accepted")
+        self.assertEqual(cases["secret/3"].keys(), {"type", "case", "verdict", "time", "memory"})
+        self.assertEqual(cases["secret/big/2"], {**cases["secret/big/2"], "verdict": "skipped"})
+        self.assertIn({"type": "goal_result", "goal": "accepted", "result": False}, events)
+        events = await self.judge(KATTIS, "submissions/run_time_error/crash.py")
+        self.assertNotIn("ZeroDivisionError", json.dumps(events))
+
+    async def test_kattis_interaction_is_judged_by_who_failed_first(self) -> None:
+        rows = await self.check(INTERACTIVE)
+        self.assertEqual({row["state"] for row in rows.values()}, {"ok"})
+        self.assertEqual(rows["wrong_answer/slow.py"]["found"], "wrong_answer, 0/1")
+        events = await self.judge(INTERACTIVE, "submissions/accepted/bisect.py")
+        self.assertEqual(
+            [value["message"] for value in events if value["type"] == "case"],
+            ["9 guesses", "9 guesses"],
+        )
+
+    async def test_kattis_groups_are_graded(self) -> None:
+        rows = await self.check(GRADED)
+        self.assertEqual(rows["accepted/echo.py"]["found"], "accepted, 6/6, score 100")
+        self.assertEqual(
+            rows["partially_accepted/small.py"]["found"], "wrong_answer, 4/5, score 40"
+        )
+        self.assertEqual(rows["wrong_answer/nothing.py"]["found"], "wrong_answer, 0/3, score 0")
+        events = await self.judge(GRADED, "submissions/partially_accepted/small.py")
+        self.assertIn({"type": "goal_result", "goal": "easy", "result": True}, events)
+        self.assertIn({"type": "goal_result", "goal": "hard", "result": False}, events)
+        self.assertIn({"type": "score", "goal": "hard", "score": 0, "maximum": 60.0}, events)
+        self.assertIn({"type": "score", "score": 40.0, "maximum": 100.0}, events)
+
+    async def test_kattis_groups_of_2025_have_scores_and_requirements(self) -> None:
+        rows = await self.check(SCORED)
+        self.assertEqual(rows["accepted/echo.py"]["found"], "accepted, 6/6, score 100")
+        self.assertEqual(
+            rows["partially_accepted/small.py"]["found"], "wrong_answer, 5/6, score 60"
+        )
+        self.assertEqual(rows["partially_accepted/hard.py"]["found"], "wrong_answer, 0/2, score 0")
+
+    async def test_kattis_validator_asks_for_another_pass(self) -> None:
+        rows = await self.check(PASSES)
+        self.assertEqual([row["state"] for row in rows.values()], ["ok", "ok"])
+
+    async def test_polygon_package_is_compared_with_its_tags(self) -> None:
+        rows = await self.check(POLYGON)
+        self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
+        found = {name: row["found"] for name, row in rows.items()}
+        self.assertEqual(found["(inputs)"], "accepted, 4/4")
+        self.assertEqual(found["solutions/main.py"], "accepted, 4/4, score 100")
+        self.assertEqual(found["solutions/small.py"], "wrong_answer, 2/3, score 0")
+        self.assertEqual(found["solutions/partly.py"], "partial, 3/4, score 70")
+        self.assertEqual(found["solutions/link.py"], "wrong_answer, 0/2, score 0")
+        events = await self.judge(POLYGON, "solutions/partly.py")
+        self.assertIn({"type": "score", "goal": "group 2", "score": 30.0, "maximum": 60.0}, events)
+        self.assertIn({"type": "goal_result", "goal": "group 1", "result": True}, events)
+        self.assertNotIn("half", json.dumps(events))
+
+    async def test_polygon_interactor_decides_before_the_checker(self) -> None:
+        rows = await self.check(TALK)
+        self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
+        self.assertEqual(rows["solutions/main.py"]["found"], "accepted, 4/4")
+        self.assertEqual(rows["solutions/small.py"]["found"], "wrong_answer, 0/1")
+        self.assertRegex(rows["solutions/partly.py"]["found"], "^partial, ")
+
+    async def test_cms_batch_task_is_made_and_judged(self) -> None:
+        rows = await self.check(CMS)
+        self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
+        found = {name: row["found"] for name, row in rows.items()}
+        self.assertEqual(found["(inputs)"], "accepted, 4/4")
+        self.assertEqual(found["sol/solution.py"], "accepted, 4/4, score 100")
+        self.assertEqual(found["sol/negative.py"], "partial, 2/4, score 65")
+        self.assertEqual(found["sol/small.py"], "wrong_answer, 2/4, score 30")
+        self.assertEqual(found["sol/thief.py"], "wrong_answer, 0/4, score 0")
+        events = await self.judge(CMS, "sol/small.py")
+        self.assertIn({"type": "goal_result", "goal": "subtask 0", "result": True}, events)
+        self.assertIn({"type": "score", "goal": "large", "score": 0.0, "maximum": 70.0}, events)
+        shown = [value.get("message") for value in events if value["type"] == "case"]
+        self.assertEqual(shown, ["wanted 2", None, None, None])
+
+    async def test_cms_manager_talks_to_all_processes(self) -> None:
+        for files in (COMMUNICATION, ON_STDIN):
+            rows = await self.check(files)
+            self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
+            self.assertEqual(rows["sol/solution.py"]["found"], "accepted, 2/2, score 100")
+            shutil.rmtree(self.folder / "package")
+
+    async def test_cms_output_only_task_takes_files_by_name(self) -> None:
+        rows = await self.check(OUTPUTS)
+        self.assertEqual([row["found"] for row in rows.values()], ["accepted, 2/2, score 100"])
+        events = await self.judge(OUTPUTS, "output/output1.txt")
+        self.assertIn({"type": "score", "score": 50.0, "maximum": 100.0}, events)
+
+    async def test_package_without_cases_accepts_nothing(self) -> None:
+        files = {path: text for path, text in PASSES.items() if not path.startswith("data/")}
+        rows = await self.check(files, status=1)
+        for row in rows.values():
+            self.assertIn("the package has no cases", row["message"])
+
+    async def test_solutions_of_own_problem_are_compared_with_its_goals(self) -> None:
+        rows = await self.check(OWN, status=1)
+        self.assertEqual(
+            {name: (row["state"], row["expected"], row["found"]) for name, row in rows.items()},
+            {
+                "solutions/a.txt": ("ok", "word", "word"),
+                "solutions/b.txt": ("differs", "long", "no goals"),
+            },
+        )
+        root = self.write({**OWN, "solutions/c.txt": ""})
+        done = await piped("http://127.0.0.1:9", "check", root, *BY, TMPDIR=str(self.folder))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("problem.toml and solutions/ differ: c.txt", done.stderr)
+
+    async def test_package_that_cannot_be_judged_says_why(self) -> None:
+        for text, said in (
+            ("type: submit-answer\n", "submit-answer are not supported"),
+            ("name: *x\n", "problem.yaml: line 1: '*' at the start of a value"),
+        ):
+            root = self.write({**PASSES, "problem.yaml": text})
+            done = await piped("http://127.0.0.1:9", "check", root, *BY, TMPDIR=str(self.folder))
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(said, done.stderr)
