@@ -42,7 +42,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 RESERVED_URL_PATHS = frozenset(
-    {"environments", "evaluate", "evaluation", "evaluation_events", "evaluations", "health"}
+    {"docs", "environments", "evaluate", "evaluation", "evaluation_events", "evaluations", "health"}
     | {"metrics", "openapi.json", "problems", "static"}
 )
 """First parts of the API's paths. A base path must not begin with one: behind a proxy that removes

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping
 from email.message import Message
-from http.client import HTTPResponse
+from http.client import HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,15 @@ class Connection:
         """Take the answer, of which all must have come and after which nothing may."""
         if not self.received:
             self.settle()  # a stream begins in another turn
-        answer, rest = self._parse(method)
+        while True:
+            taken = len(self.received)
+            try:
+                answer, rest = self._parse(method)
+                break
+            except IncompleteRead:  # a large body comes in parts, each in a turn of its own
+                self.settle()
+                if len(self.received) == taken:
+                    raise
         assert not rest, rest
         names = [name.lower() for name in answer.headers]
         framing = [name for name in FRAMING if name in names]

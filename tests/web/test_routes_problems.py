@@ -269,7 +269,7 @@ class TokenTests(CallerTestCase):
             ("DELETE", "/evaluation/<identifier>/links"),
             ("GET", "/evaluation_events"),
         }
-        open_to_all = {"/", "/health", "/health/ready", "/metrics", "/openapi.json"}
+        open_to_all = {"/", "/docs", "/health", "/health/ready", "/metrics", "/openapi.json"}
         for method, route in self.service.routes.list_routes():
             if route in open_to_all or method in ("OPTIONS", "HEAD", "other"):
                 continue
