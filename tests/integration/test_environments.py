@@ -48,7 +48,7 @@ class EnvironmentTests(DaemonTestCase):
 
     async def setUp(self) -> None:
         await super().setUp()
-        if not self._table:
+        if str(self.daemon.state) not in self._table:  # the root of this daemon
             type(self)._table = await deferToThread(self._import)
         self.addCleanup(self.daemon.reload, "")
         await self.daemon.reload(self._table)
