@@ -39,4 +39,6 @@ class ReferenceTests(BrowserTestCase):
             await self.browser.look(DESKTOP, scheme)
             dark = "document.documentElement.matches('.dark-mode')"
             await self.browser.until(f"{dark} === {str(scheme == 'dark').lower()}")
+            # Until colours have changed: buttons take 0.3 s.
+            await self.browser.until("document.getAnimations().length === 0")
             self.assertEqual(await self.browser.violations(), [], scheme)
