@@ -1,4 +1,4 @@
-"""`tawebeval evaluate` and `try`, their FIELD arguments, and the git checkout around them."""
+"""`tawebeval evaluate`, `try`, `check`: their FIELD arguments, and the git checkout around them."""
 
 from __future__ import annotations
 
@@ -158,6 +158,23 @@ problem_option = partial(text_option, "--problem", metavar="NAME")
 DETACH_OPTION = click.option(
     "--detach", is_flag=True, help="Print the evaluation's identifier and exit."
 )
+
+_LOCAL_OPTIONS = (
+    SEED_OPTION,
+    environment_option(
+        help="Run in this environment of --config, instead of the machine's own programs."
+    ),
+    LIMIT_OPTION,
+    CONFIG_OPTION,
+    USER_OPTION,
+)
+
+
+def add_local_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that evaluates on this machine its options, besides those of its own."""
+    for option in reversed(_LOCAL_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
@@ -522,13 +539,7 @@ def _find_directory(context: click.Context, parameter: click.Parameter, path: Pa
 @FIELDS_ARGUMENT
 @evaluator_option(required=True)
 @DIRECTORY_OPTION
-@SEED_OPTION
-@environment_option(
-    help="Run in this environment of --config, instead of the machine's own programs."
-)
-@LIMIT_OPTION
-@CONFIG_OPTION
-@USER_OPTION
+@add_local_options
 @add_output_options
 def try_(lines: bool, **options: Any) -> None:
     """Run an evaluator on this machine, without a server.
@@ -566,13 +577,7 @@ def try_(lines: bool, **options: Any) -> None:
     metavar="S",
     help="Limit each case to this processor time, in place of the package's limit.",
 )
-@SEED_OPTION
-@environment_option(
-    help="Run in this environment of --config, instead of the machine's own programs."
-)
-@LIMIT_OPTION
-@CONFIG_OPTION
-@USER_OPTION
+@add_local_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def check(root: Path | None, config: Path | None, seed: int | None, **options: Any) -> None:
     """Check the submissions of a problem, or the configuration.
