@@ -323,12 +323,7 @@ class Judge:
             return Outcome(judgement, float(judgement.is_accepted))
         checker, output = self.build_own(self.task.checker), segi.make_directory() / "output"
         output.write_bytes(printed)
-        words = [source, expected, output]
-        result = segi.run(
-            [*checker.command, *words],
-            time=segi_judge.PROGRAM_TIME,
-            read=[*checker.files, *words],
-        )
+        result = segi_judge.run_checker(checker, [source, expected, output])
         output.unlink()  # of many cases, outputs would fill the disk
         return _read_score(result, "checker")
 

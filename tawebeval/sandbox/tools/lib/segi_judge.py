@@ -292,6 +292,17 @@ def run_with_files(
     return Ran(output.content, output.fault, result)
 
 
+def run_checker(checker: segi.Solution, files: Sequence[Path]) -> segi.Result:
+    """Run a checker of the package, whose arguments are files that it reads. Raises: RunError."""
+    words = [*checker.command, *files]
+    return segi.run(words, time=PROGRAM_TIME, read=[*checker.files, *files])
+
+
+def compute_wall(time: float) -> float:
+    """Return the seconds for an interactor and a submission that has `time` seconds of its own."""
+    return 5 * time + PROGRAM_TIME + 10
+
+
 def run_validator(
     program: segi.Solution,
     source: Path,

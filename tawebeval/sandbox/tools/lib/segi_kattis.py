@@ -459,7 +459,7 @@ class Judge:
         place = f"{feedback}/"
         trusted: Any = {
             "time": float(self.problem.limits.get("validation_time", segi_judge.PROGRAM_TIME)),
-            "wall": 5 * self.time + segi_judge.PROGRAM_TIME + 10,
+            "wall": segi_judge.compute_wall(self.time),
             "read": [source, answer],
             "write": [feedback],
         }

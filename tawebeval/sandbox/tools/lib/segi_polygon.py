@@ -219,7 +219,7 @@ class Judge:
         if self.interactor is not None:
             trusted: Any = {
                 "time": segi_judge.PROGRAM_TIME,
-                "wall": 5 * self.limits["time"] + segi_judge.PROGRAM_TIME + 10,
+                "wall": segi_judge.compute_wall(self.limits["time"]),
                 "output": None,
                 "read": [test.input, test.answer],
                 "write": [place],
@@ -246,12 +246,7 @@ class Judge:
             if ran.fault:
                 return ran.fault, result
             output.write_bytes(ran.output)
-        words = [test.input, output, test.answer]
-        checked = segi.run(
-            [*self.checker.command, *words],
-            time=segi_judge.PROGRAM_TIME,
-            read=[*self.checker.files, *words],
-        )
+        checked = segi_judge.run_checker(self.checker, [test.input, output, test.answer])
         output.unlink()  # of many cases, outputs would fill the disk
         return segi._judge_by_checker(checked), result
 
