@@ -302,7 +302,7 @@ class Checker:
 
 
 def format_row(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a submission in the table, which a program may have a part in."""
+    """Yield the lines of a submission; what programs have printed is escaped."""
     state = row["state"]
     mark = click.style(f"{state:<8}", fg=_STATE_COLOURS.get(state, "red"))
     seconds = f"{row['seconds']:6.2f} s" if row["seconds"] else f"{'':8}"

@@ -14,5 +14,7 @@ checks those that the kernel does not enforce. Other kinds of sandbox implement 
 - `environments`: root file systems in place of the machine's programs, and their import into the
   state directory.
 - `broker`: the program by which an evaluator runs programs of submissions: it makes
-  a sandbox for each; `tools`: what evaluators find at `EVALUATION_TOOLS`, `tawebeval-run` among it.
+  a sandbox for each.
+- `tools`: what evaluators find at `EVALUATION_TOOLS`: `tawebeval-run`, which asks the broker, and
+  `tawebeval-judge`, with their libraries.
 """

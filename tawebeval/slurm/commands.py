@@ -223,9 +223,7 @@ class SlurmCommands:
                 try:
                     await self._look()
                 except SlurmCommandFailed as error:
-                    if (
-                        not self.counters.is_controller_unreachable
-                    ):  # once while the controller is away
+                    if not self.counters.is_controller_unreachable:  # else it was logged
                         log.warn("the queue of Slurm is unknown: {error}", error=error)
                     self.counters.is_controller_unreachable = True
         finally:
