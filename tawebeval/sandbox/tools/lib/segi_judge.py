@@ -294,7 +294,7 @@ def run_with_files(
 
 def run_checker(checker: segi.Solution, files: Sequence[Path]) -> segi.Result:
     """Run a checker of the package, whose arguments are files that it reads. Raises: RunError."""
-    words = [*checker.command, *files]
+    words: list[str | Path] = [*checker.command, *files]
     return segi.run(words, time=PROGRAM_TIME, read=[*checker.files, *files])
 
 
