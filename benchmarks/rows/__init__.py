@@ -8,6 +8,7 @@ from benchmarks.measure import NotMeasured, Row
 from benchmarks.rows import (
     aging,
     cold,
+    commands,
     commits,
     crowd,
     delivery,
@@ -59,6 +60,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "crowd": crowd.measure,
     "upload": upload.measure,
     "workers": workers.measure,
+    "commands": commands.measure,
     "restart": restart.measure,
     "lasting": lasting.measure,
     "slurm": slurm.measure,
