@@ -41,7 +41,7 @@ from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
-    LeftProcess,
+    ResumableProcess,
     RunLimits,
     SandboxedRun,
 )
@@ -230,7 +230,7 @@ class SimulatedRun(SandboxedRun):
         """Return nothing: no simulated daemon goes on with the run of another one."""
         return {}
 
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> Any:
+    def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> Any:
         """Raise: see `describe_for_resume`."""
         raise NotImplementedError
 

@@ -395,15 +395,15 @@ class FairQueue:
     def is_caller_quota_exhausted(self, caller: str) -> bool:
         """Return whether one more waiter of `caller` would exceed `queued_per_caller`."""
         slots, waiters = self._slots, self._waiters
-        part = waiters.compute_part(caller)
+        part = waiters.compute_quota(caller)
         if part == waiters.total:  # one caller would be blamed for others
             return False
-        own = slots.compute_part(caller) - slots.used_by_caller[caller]
+        own = slots.compute_quota(caller) - slots.used_by_caller[caller]
         free = own if self._may_run(caller) else 0
         return waiters.used_by_caller[caller] >= part + free
 
     def _may_run(self, caller: str) -> bool:
-        return self.has_free_slot and not self._slots.is_part_used_up(caller)
+        return self.has_free_slot and not self._slots.is_quota_used_up(caller)
 
     def reserve_queue_place(self, holder: str, caller: str = ANONYMOUS_CALLER) -> None:
         """Wait without being ready: the turn counts from now; `acquire_slot` has to follow."""
@@ -492,7 +492,7 @@ class FairQueue:
     def _find_next_waiter(self) -> tuple[str, str, Deferred[None]] | None:
         """Return the waiter for a free slot, with its caller; None without one."""
         for caller, line in self._lines.items() if self.has_free_slot else ():
-            if not self._slots.is_part_used_up(caller):
+            if not self._slots.is_quota_used_up(caller):
                 for holder, slot in line.items():
                     if slot is not None:
                         return holder, caller, slot

@@ -48,7 +48,7 @@ def measure_turns(markers: Markers, stdout: bytes, folder: Path) -> Iterator[flo
             yield time.thread_time() - begin
             if recorded.parser.awaited_file is not None:
                 recorded.store_file(file)
-                steps.append(partial(recorded.answer_file, file))
+                steps.append(partial(recorded.supply_or_refuse_file, file))
                 file = b"x"
             elif recorded.parser.has_pending_input:
                 steps.append(recorded.parse_pending)

@@ -90,7 +90,7 @@ def _measure(folder: Path) -> None:
         Markers.generate(os.urandom),
         time.time,
     )
-    events = EvaluationEvents(stdout.log, "", "some", threads, context.load_slots, stdout)
+    events = EvaluationEvents(stdout.log, "", "some", threads, context.segment_load_slots, stdout)
 
     def read() -> None:
         """Read the new events, and acknowledge them, as a client does who keeps up."""

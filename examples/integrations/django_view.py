@@ -65,7 +65,7 @@ def read_events(attempt: Attempt) -> None:
     """Read an evaluation to its end. Requesting the next page acknowledges the stored one."""
     for page in client.pages(attempt.evaluation, attempt.cursor):
         for event in page.events:
-            attempt.has_failed = isinstance(event, EvaluationError) and event.final
+            attempt.has_failed = isinstance(event, EvaluationError) and event.is_failure
             if isinstance(event, Text):
                 attempt.output += event.text
         attempt.cursor = page.end

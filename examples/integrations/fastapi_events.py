@@ -66,7 +66,7 @@ def describe(event: Event) -> dict[str, str]:
         return {"text": event.text}
     if isinstance(event, EvaluationError):
         return {"error": f"{event.reason}: {event.message}"}
-    return {"data": event.written} if isinstance(event, Data) else {}
+    return {"data": event.raw_json} if isinstance(event, Data) else {}
 
 
 broadcasts: dict[str, Broadcast] = {}

@@ -32,7 +32,7 @@ def judge(problem: str, folder: Path) -> tuple[bool, str]:
             error = ""
             if isinstance(event, Text):
                 printed = (printed + event.text)[-10_000:]
-            elif isinstance(event, EvaluationError) and event.final:
+            elif isinstance(event, EvaluationError) and event.is_failure:
                 error = f"{event.reason}: {event.message}"
     except (ClientError, OSError, ValueError) as failure:  # the latter two for the file
         return False, str(failure)

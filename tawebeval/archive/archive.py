@@ -95,19 +95,19 @@ class ArchiveRows(Protocol):
 class EndedEvaluation:
     """An evaluation that has ended.
 
-    - `end_document`: the last line of the file, with the status.
+    - `status_line`: the last line of the file, with the status.
     - `read_rings()`, called in a thread, yields all events; see `write_evaluation`.
     - `workspace`: the workspace with the submission, None if it is not kept.
     """
 
     identifier: str
     caller: str
-    end_document: Mapping[str, Any]
+    status_line: Mapping[str, Any]
     read_rings: Callable[[], Iterator[EventRing]]
     workspace: Workspace | None = None
 
 
-def make_clock() -> Callable[[], float]:
+def make_steady_clock() -> Callable[[], float]:
     """Return a clock that begins with the time of day, and that nobody sets.
 
     By a time of day that is wrong for a minute, the whole archive would be too old.
@@ -121,7 +121,7 @@ class EvaluationArchive:
     """The archive in `directory`; `_writer`, a pool of one thread, makes all changes.
 
     `_min_free_bytes` stay free on its file system. `archived_count` and `loss_counts_by_reason`
-    count evaluations that were archived or not. `release_copy(identifier)` is called when the files
+    count evaluations that were archived or not. `on_removal(identifier)` is called when the files
     of an evaluation are removed. It returns whether the evaluation is not forgotten yet: then the
     row stays, and says that the evaluation is not archived. Otherwise the row is deleted.
     """
@@ -133,8 +133,8 @@ class EvaluationArchive:
     _writer: WorkerThreads
     _readers: WorkerThreads
     _format_time: Callable[[float], str]
-    _read_clock: Callable[[], float] = attrs.field(factory=make_clock)
-    release_copy: Callable[[str], bool] = lambda identifier: False
+    _read_clock: Callable[[], float] = attrs.field(factory=make_steady_clock)
+    on_removal: Callable[[str], bool] = lambda identifier: False
     max_submission_bytes: int = MIB  # of an archived submission
     archived_count: int = 0
     loss_counts_by_reason: Counter[ArchiveLossReason] = attrs.field(
@@ -231,7 +231,7 @@ class EvaluationArchive:
                 new,
                 {"archive": 1, "evaluation_id": ended.identifier, "caller": ended.caller},
                 ended.read_rings(),
-                ended.end_document,
+                ended.status_line,
                 self._format_time,
                 min(free, self.settings.size),
             )
@@ -324,7 +324,7 @@ class EvaluationArchive:
             rows = rows or await self._list_excess()
             removed = await self._writer.run_in_thread(self._remove, rows)
             for identifier, _, _ in removed:
-                if not self.release_copy(identifier):
+                if not self.on_removal(identifier):
                     self._rows.delete(identifier)
             self._has_counted = False  # if they cannot be deleted now, all are counted anew
             await self._rows.flush()
@@ -426,7 +426,7 @@ class ArchivedEvents:
         return cursor == self.end_cursor
 
     async def read(
-        self, after_cursor: int, max_bytes: int, *, with_times: bool = False
+        self, after_cursor: int, max_bytes: int, *, includes_times: bool = False
     ) -> EventBatch:
         """Return events after a cursor, which is not after `end_cursor`; LOST_EVENT at a damage.
 
@@ -437,7 +437,9 @@ class ArchivedEvents:
             return EMPTY_BATCH
         try:
             return await self._call_reader(
-                partial(read_events, self._path, after_cursor, max_bytes, with_times=with_times)
+                partial(
+                    read_events, self._path, after_cursor, max_bytes, includes_times=includes_times
+                )
             )
         except DamagedArchiveFile as error:
             _log_failed_read(self._identifier, error)

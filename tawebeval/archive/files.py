@@ -166,13 +166,13 @@ class _EvaluationFile:
         except (zstandard.ZstdError, MemoryError) as error:
             raise DamagedArchiveFile(str(error)) from None
 
-    def read_frame_from(self, frame: int, cursor: int, *, with_times: bool) -> bytes:
+    def read_frame_from(self, frame: int, cursor: int, *, includes_times: bool) -> bytes:
         """Return the lines of a frame from a cursor on, which lies in the frame."""
         (start, first), (end, following) = self.locate(frame), self.locate(frame + 1)
         lines = self.read_lines(start, end)
         if not first <= cursor < following or lines.count(b"\n") != following - first:
             raise DamagedArchiveFile("the index has a wrong cursor")
-        if not with_times:
+        if not includes_times:
             lines = _TIME.sub(b"}\n", lines)
         return lines.split(b"\n", cursor - first)[-1]
 
@@ -198,7 +198,9 @@ def _read(descriptor: int, size: int, offset: int) -> bytes:
     return data
 
 
-def read_events(path: Path, after_cursor: int, max_bytes: int, *, with_times: bool) -> EventBatch:
+def read_events(
+    path: Path, after_cursor: int, max_bytes: int, *, includes_times: bool
+) -> EventBatch:
     """Return the events of a file after a cursor, at least one, none after a damaged frame.
 
     More than one have at most `max_bytes` bytes, with times if these are wanted. Raises: OSError;
@@ -210,7 +212,7 @@ def read_events(path: Path, after_cursor: int, max_bytes: int, *, with_times: bo
         frame = bisect_right(range(file.frame_count), cursor, key=lambda i: file.locate(i)[1]) - 1
         while cursor < file.event_count:
             try:
-                lines = file.read_frame_from(frame, cursor, with_times=with_times)
+                lines = file.read_frame_from(frame, cursor, includes_times=includes_times)
             except DamagedArchiveFile:
                 if parts:
                     break

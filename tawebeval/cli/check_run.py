@@ -99,7 +99,7 @@ class Findings:
     def add_page(self, page: Page) -> None:
         """Add the values of a page."""
         for event in page.events:
-            if isinstance(event, EvaluationError) and event.final:
+            if isinstance(event, EvaluationError) and event.is_failure:
                 text = str(event.members.get("stderr", "")).strip()
                 self.failure = text or event.message
             elif isinstance(event, Data):
@@ -269,7 +269,7 @@ class Checker:
 
     def _find(self, path: str) -> Path:
         """Return a file of the copied directory. Raises: UncheckedPackage, for a path out of it."""
-        checkout = self._runner.place / CHECKOUT_NAME
+        checkout = self._runner.run_directory / CHECKOUT_NAME
         found = (checkout / path).resolve()
         if not found.is_relative_to(checkout):
             raise UncheckedPackage(f"{path} is not a file of the package")
@@ -293,7 +293,7 @@ class Checker:
     async def _evaluate(self, evaluator: str, fields: Mapping[str, bytes | Path]) -> Findings:
         self._count += 1
         name = f"submission-{self._count}"
-        files = write_upload(fields, self._runner.place / name)
+        files = write_upload(fields, self._runner.run_directory / name)
         evaluation = self._runner.make_evaluation(name, evaluator, self._seed, files)
         findings = Findings()
         if await run_evaluation(evaluation, findings.add_page):

@@ -24,7 +24,7 @@ from tawebeval.client import (
     Text,
     UnknownEvaluation,
 )
-from tawebeval.client.operations import LONGEST_WAIT
+from tawebeval.client.operations import MAX_WAIT_SECONDS
 from tawebeval.core.form import get_base_name
 from tawebeval.linux.privileges import get_user_name
 
@@ -149,13 +149,13 @@ class EvaluationReader:
         A request that fails is left to the requests for events.
         """
         if not self._context.screen.shows_progress or self._state not in _WAITING:
-            return LONGEST_WAIT
+            return MAX_WAIT_SECONDS
         if not self._is_state_new:
             self._state = ""
             with suppress(ClientError):
                 self.request_state()
         self._is_state_new = False
-        return 1 if self._state in _WAITING else LONGEST_WAIT
+        return 1 if self._state in _WAITING else MAX_WAIT_SECONDS
 
     def request_state(self) -> None:
         """Request the state; show it on a terminal until the evaluator has ended."""
@@ -176,7 +176,7 @@ class EventDisplay:
 
     _screen: Screen
     _folder: DownloadDirectory | None = None
-    last: Event | None = None
+    last_event: Event | None = None
     _has_unsaved: bool = False
     _line: str = ""  # the end of the last line of text, if it has no terminator yet
     _is_warned: bool = False  # of the first marker that is shown as text
@@ -190,7 +190,11 @@ class EventDisplay:
     @property
     def final_error(self) -> EvaluationError | None:
         """The last event, if it makes the evaluation a failure."""
-        return self.last if isinstance(self.last, EvaluationError) and self.last.final else None
+        return (
+            self.last_event
+            if isinstance(self.last_event, EvaluationError) and self.last_event.is_failure
+            else None
+        )
 
     @property
     def status(self) -> int:
@@ -206,7 +210,7 @@ class EventDisplay:
             self._check_markers(event)
             if self._folder is not None and isinstance(event, File):
                 self._has_unsaved |= not _save(event, self._folder, self._screen)
-            self.last = event
+            self.last_event = event
         self._screen.flush()
         self._screen.draw_status()
 

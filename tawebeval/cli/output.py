@@ -155,7 +155,7 @@ class Screen:
             self._print(_line(event) + "\n")
             return
         if self._error is not None:  # an error that others follow is data that resembles one
-            self.show_message(format_value(Data(self._error.written)), "cyan")
+            self.show_message(format_value(Data(self._error.raw_json)), "cyan")
             self._error = None
         match event:
             case Text(text):
@@ -165,12 +165,12 @@ class Screen:
             case File(filename, content_type, content):
                 size = format_size(len(content))
                 self.show_message(f"file {filename} ({content_type}, {size})", "cyan")
-            case EvaluationError(final=True):
+            case EvaluationError(is_failure=True):
                 self._error = event
             case EvaluationError():
                 self._complain("malformed block", event)
-            case Unknown(type_, written):
-                self.show_message(f"{type_}: {written}", "cyan")
+            case Unknown(type_, raw_json):
+                self.show_message(f"{type_}: {raw_json}", "cyan")
 
     def show_message(self, text: str, colour: str | None = None) -> None:
         """Print a message of one line on `notes`; `colour` is a name of click's."""
@@ -237,8 +237,8 @@ class Screen:
             self._write("\n", flush=True)
 
     def _show_value(self, data: Data) -> None:
-        if len(data.written) <= MAX_RESULT_BYTES:
-            self._results.add_if_result(data.written.encode())
+        if len(data.raw_json) <= MAX_RESULT_BYTES:
+            self._results.add_if_result(data.raw_json.encode())
         with suppress(ValueError):  # Python cannot decode the value
             if case := format_case(data.payload, with_excerpts=self.shows_excerpts):
                 lines, colour = case
@@ -313,7 +313,7 @@ def format_value(data: Data) -> str:
     try:
         payload = data.payload
     except ValueError:
-        return data.written
+        return data.raw_json
     match payload:
         case {"type": "goal_result", "goal": str(goal), "result": bool(reached), **others}:
             more = f" ({describe_members(others)})" if others else ""
@@ -330,7 +330,7 @@ def format_value(data: Data) -> str:
             return f"{describe_value(kind)}: {describe_members(others)}"
         case {}:
             return describe_members(payload) or "{}"
-    return data.written
+    return data.raw_json
 
 
 def summarize_results(results: dict[str, Any] | None) -> list[str]:
@@ -362,7 +362,7 @@ def _line(event: Event) -> str:
     if isinstance(event, Text):
         kind, payload = "text", json.dumps(event.text, ensure_ascii=False)
     else:
-        kind, payload = event.type if isinstance(event, Unknown) else "data", event.written
+        kind, payload = event.type if isinstance(event, Unknown) else "data", event.raw_json
     return f'{{"type": {json.dumps(kind)}, "payload": {payload}}}'
 
 

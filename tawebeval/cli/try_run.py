@@ -56,7 +56,7 @@ from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.starting import enter_queue
+from tawebeval.evaluations.starting import queue_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage, open_cgroups
@@ -71,10 +71,10 @@ from tawebeval.sandbox.workspace import Workspace, WritableTrees
 Submission: TypeAlias = Mapping[str, str | bytes | Path]
 """The content of each field: a text, bytes, or a file."""
 
-NO_COMMIT = "0" * 40
+NULL_COMMIT_OID = "0" * 40
 """The commit identifier of a working directory."""
 CHECKOUT_NAME, UPLOAD_NAME = "checkout", "upload"
-"""The names in a `place` of the copy of the working directory, and of the submission."""
+"""The names in a `run_directory` of the copy of the working directory, and of the submission."""
 
 _THREADS = 3  # two of them poll limits
 _ACCOUNTS = "accounts"  # the directory with passwd and group of the sandbox
@@ -92,27 +92,27 @@ class WorkingTreeSource:
 
     async def resolve_branch(self, repository: Repository, caller: str) -> str:
         """Return the OID that stands for no commit."""
-        return NO_COMMIT
+        return NULL_COMMIT_OID
 
     async def check_out_commit(self, repository: Repository, oid: str, caller: str) -> Checkout:
         """Return the copy."""
         return self._checkout
 
 
-def copy_working_tree(root: Path, place: Path, limits: TreeLimits) -> Checkout:
-    """Copy a working directory, without `.git`, into `place`. Blocks. Raises: EvaluationFailure.
+def copy_working_tree(root: Path, run_directory: Path, limits: TreeLimits) -> Checkout:
+    """Copy a working directory into `run_directory`. Blocks. Raises: EvaluationFailure.
 
-    Of the directory `place`, if it is below `root`, nothing is copied, nor are sockets, pipes and
+    It leaves out `.git`, `run_directory` itself if it is below `root`, and sockets, pipes and
     devices, which no commit has.
     """
-    target = place / CHECKOUT_NAME
+    target = run_directory / CHECKOUT_NAME
     files = size = 0
     try:
         target.mkdir(parents=True)
         for folder, directories, names in os.walk(root, onerror=_raise):
             parent = Path(folder)
             directories[:] = [
-                name for name in directories if parent / name not in (root / ".git", place)
+                name for name in directories if parent / name not in (root / ".git", run_directory)
             ]
             for source in (parent / name for name in (*directories, *names)):
                 status, copy = source.lstat(), target / source.relative_to(root)
@@ -130,7 +130,7 @@ def copy_working_tree(root: Path, place: Path, limits: TreeLimits) -> Checkout:
         raise EvaluationFailure(
             "repository", f"{error.filename} cannot be copied: {error.strerror}"
         ) from None
-    return Checkout(Commit(NO_COMMIT, NO_COMMIT, files, size), target, lambda: None)
+    return Checkout(Commit(NULL_COMMIT_OID, NULL_COMMIT_OID, files, size), target, lambda: None)
 
 
 def _raise(error: OSError) -> None:
@@ -140,17 +140,17 @@ def _raise(error: OSError) -> None:
 def open_context(
     configuration: Configuration,
     checkout: Checkout,
-    place: Path,
+    run_directory: Path,
     cgroups: CgroupManager,
     spawner: Spawner,
     reactor: Any,
 ) -> EvaluationContext:
-    """Return the sandbox, threads and limits of evaluations of a checkout, with files in `place`.
+    """Return the context of evaluations of a checkout, whose files are in `run_directory`.
 
     Raises ConfigurationError if the sandbox is not installed.
     """
     threads = WorkerThreads.create(reactor, _THREADS, "work")
-    trees = WritableTrees(place / "starter" / "socket")
+    trees = WritableTrees(run_directory / "starter" / "socket")
     return EvaluationContext(
         configuration=configuration,
         clock=reactor,
@@ -158,7 +158,7 @@ def open_context(
         worker_threads=threads,
         spawner=spawner,
         checkout_source=WorkingTreeSource(checkout),
-        sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, trees),
+        sandbox=open_sandbox(configuration, run_directory / _ACCOUNTS, cgroups, trees),
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(configuration.buffers.total),
         unread_events=make_unread_events_share(configuration.buffers.disk),
@@ -166,12 +166,12 @@ def open_context(
 
 
 @contextmanager
-def _run_services(context: EvaluationContext, place: Path, reactor: Any) -> Iterator[None]:
+def _run_services(context: EvaluationContext, run_directory: Path, reactor: Any) -> Iterator[None]:
     """Start threads and sandbox; stop them at the end. Blocks.
 
     Raises SystemExit if the sandbox does not work.
     """
-    accounts = place / _ACCOUNTS
+    accounts = run_directory / _ACCOUNTS
     accounts.mkdir()
     write_sandbox_files(accounts)
     check_sandbox_and_log_problems(context.sandbox)
@@ -266,7 +266,7 @@ class LocalRunner:
 
     _setup: LocalSetup
     _context: EvaluationContext
-    place: Path
+    run_directory: Path
     """The directory with the copy, the submissions and the evaluations."""
 
     def make_evaluation(
@@ -276,7 +276,7 @@ class LocalRunner:
         setup = self._setup
         request = EvaluationRequest(
             Repository(Path(os.path.abspath(setup.root)).as_uri()),
-            NO_COMMIT,
+            NULL_COMMIT_OID,
             setup.directory,
             evaluator,
             seed,
@@ -284,9 +284,11 @@ class LocalRunner:
             limits=setup.limits,
             environment=setup.environment,
         )
-        sent = self.place / name
+        sent = self.run_directory / name
         details = EvaluationDetails(name, pack_request(request), seed, upload_directory=sent)
-        return Evaluation(details, Workspace(self.place / f"{name}-evaluation"), self._context)
+        return Evaluation(
+            details, Workspace(self.run_directory / f"{name}-evaluation"), self._context
+        )
 
 
 @contextmanager
@@ -295,28 +297,30 @@ def open_runner(
 ) -> Iterator[LocalRunner]:
     """Copy the directory, and start threads and sandbox; remove all at the end. Blocks.
 
-    `write_files(place)` writes submissions before privileges are dropped. Raises UsageError;
-    SystemExit if the sandbox does not work.
+    `write_files(run_directory)` writes submissions before privileges are dropped. Raises:
+    UsageError; SystemExit, if the sandbox does not work.
     """
     configuration = setup.configuration
     with ExitStack() as made:
         cgroups = open_cgroups(f"try-{os.getpid()}")
         made.callback(cgroups.remove_all_cgroups)
-        place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
-        made.callback(remove_tree, place)
+        run_directory = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
+        made.callback(remove_tree, run_directory)
         spawner = Spawner(reactor)
         tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
         with _usage_errors():
-            write_files(place)
-            checkout = copy_working_tree(setup.root, place, tree_limits)
-            context = open_context(configuration, checkout, place, cgroups, spawner, reactor)
+            write_files(run_directory)
+            checkout = copy_working_tree(setup.root, run_directory, tree_limits)
+            context = open_context(
+                configuration, checkout, run_directory, cgroups, spawner, reactor
+            )
             drop_privileges()
         if configuration.sandbox.kind == "none":
             screen.show_message(
                 "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
             )
-        made.enter_context(_run_services(context, place, reactor))
-        yield LocalRunner(setup, context, place)
+        made.enter_context(_run_services(context, run_directory, reactor))
+        yield LocalRunner(setup, context, run_directory)
 
 
 def run_try(
@@ -337,8 +341,8 @@ def run_try(
     setup = read_setup("try", **options)
     files: list[SubmissionFile] = []
 
-    def write_files(place: Path) -> None:
-        files.extend(write_upload(fields, place / UPLOAD_NAME))
+    def write_files(run_directory: Path) -> None:
+        files.extend(write_upload(fields, run_directory / UPLOAD_NAME))
 
     async def work(reactor: Any) -> int:
         try:
@@ -361,7 +365,7 @@ async def _show_evaluation(
         if screen.shows_progress:
             screen.show_status("running")
         await run_evaluation(evaluation, display.show_page)
-    if display.last is None:
+    if display.last_event is None:
         warn_of_empty_stdout(screen)
     result, times = evaluation.details.run_result, evaluation.details.state_times
     if result is not None:
@@ -392,7 +396,7 @@ async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], obj
             evaluation.run.kill()
         cancelled = True
 
-    enter_queue(evaluation, FairQueue(running=1, queued=0))
+    queue_evaluation(evaluation, FairQueue(running=1, queued=0))
     try:
         async for page in read_pages(evaluation, on_cancel):
             show_page(page)

@@ -40,14 +40,14 @@ class Text(_StoredEvent):
 
 @attrs.frozen
 class Data(_StoredEvent):
-    """Data for programs. `written` is its JSON exactly as the evaluator wrote it."""
+    """Data for programs. `raw_json` is its JSON exactly as the evaluator wrote it."""
 
-    written: str
+    raw_json: str
 
     @property
     def payload(self) -> Any:
         """The decoded value. Raises ValueError if Python cannot decode it."""
-        return _value(self.written)
+        return _value(self.raw_json)
 
 
 @attrs.frozen
@@ -57,12 +57,12 @@ class File(_StoredEvent):
     filename: str
     content_type: str
     content: bytes = attrs.field(repr=False)
-    written: str = attrs.field(repr=False, eq=False, default="")
+    raw_json: str = attrs.field(repr=False, eq=False, default="")
 
 
 @attrs.frozen
 class EvaluationError(_StoredEvent):
-    """A failed evaluation, or a broken block (`final` is False) after which it goes on.
+    """A failed evaluation, or a broken block (`is_failure` is False) after which it goes on.
 
     `reason` is one of docs/api.md, `members` are the other members of the event.
     """
@@ -70,20 +70,20 @@ class EvaluationError(_StoredEvent):
     reason: str
     message: str
     members: Mapping[str, Any] = attrs.field(factory=dict)
-    written: str = attrs.field(repr=False, eq=False, default="")
+    raw_json: str = attrs.field(repr=False, eq=False, default="")
 
     @property
-    def final(self) -> bool:
+    def is_failure(self) -> bool:
         """Whether this event, if it is the last one, makes the evaluation a failure."""
         return self.reason != "protocol"
 
 
 @attrs.frozen
 class Unknown(_StoredEvent):
-    """An event of a type that this version does not know; `written` is the JSON of its payload."""
+    """An event of a type that this version does not know; `raw_json` is the JSON of its payload."""
 
     type: str
-    written: str
+    raw_json: str
 
 
 Event: TypeAlias = Text | Data | File | EvaluationError | Unknown
@@ -172,20 +172,20 @@ def _events(page: _WirePage) -> Iterator[Event]:
 
 
 def _event(event: _WireEvent, cursor: str) -> Event:
-    written = bytes(event.payload).decode()
+    raw_json = bytes(event.payload).decode()
     common: dict[str, Any] = {"cursor": cursor, "time": event.time}
     if event.type == "text":
         with suppress(ValueError):
             return Text(msgspec.json.decode(event.payload, type=str), **common)
     if event.type == "data":
-        return _parse_special(written, common) or Data(written, **common)
-    return Unknown(event.type, written, **common)
+        return _parse_special(raw_json, common) or Data(raw_json, **common)
+    return Unknown(event.type, raw_json, **common)
 
 
-def _parse_special(written: str, common: dict[str, Any]) -> File | EvaluationError | None:
+def _parse_special(raw_json: str, common: dict[str, Any]) -> File | EvaluationError | None:
     """Return the file or the error that data describes; None for other data."""
     try:
-        match _value(written):
+        match _value(raw_json):
             case {
                 "type": "file",
                 "filename": str(filename),
@@ -193,7 +193,7 @@ def _parse_special(written: str, common: dict[str, Any]) -> File | EvaluationErr
                 "content_base64": str(content),
             }:
                 content_ = b64decode(content, validate=True)
-                return File(filename, content_type, content_, written, **common)
+                return File(filename, content_type, content_, raw_json, **common)
             case {
                 "type": "evaluation_error",
                 "reason": str(reason),
@@ -201,15 +201,15 @@ def _parse_special(written: str, common: dict[str, Any]) -> File | EvaluationErr
                 **others,
             }:
                 members = {str(name): value for name, value in others.items()}
-                return EvaluationError(reason, message, members, written, **common)
+                return EvaluationError(reason, message, members, raw_json, **common)
     except (ValueError, binascii.Error):
         pass
     return None
 
 
-def _value(written: str) -> Any:
+def _value(raw_json: str) -> Any:
     try:
-        return json.loads(written)
+        return json.loads(raw_json)
     except RecursionError:
         raise ValueError("the value is nested too deeply") from None
 

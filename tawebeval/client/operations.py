@@ -116,7 +116,7 @@ class ClientSettings(ABC):
         """Return after so many seconds."""
 
 
-LONGEST_WAIT = 25
+MAX_WAIT_SECONDS = 25
 """Seconds for which the server may hold a request for events."""
 _TIMEOUT = 30.0  # seconds for an answer beyond the wait
 _CANCEL_TIMEOUT = 600.0  # seconds; the server first makes events of all that was printed
@@ -337,7 +337,7 @@ async def pages(
     *,
     limit: int | None = None,
     times: bool = False,
-    choose_wait: Callable[[], int] = lambda: LONGEST_WAIT,
+    choose_wait: Callable[[], int] = lambda: MAX_WAIT_SECONDS,
 ) -> AsyncGenerator[Page, None]:
     """Yield the pages of an evaluation as they come, up to its end; none is empty.
 

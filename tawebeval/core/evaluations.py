@@ -373,7 +373,7 @@ class MergedListCursor:
         }
 
 
-def encode_kept_json(document: Mapping[str, Any]) -> bytes:
+def encode_compact_json(document: Mapping[str, Any]) -> bytes:
     """Return a JSON object as bytes that take no more memory than they are.
 
     orjson alone leaves room behind its result, often of several times the size.
@@ -391,7 +391,7 @@ class ListEntry:
     @classmethod
     def encode(cls, document: Mapping[str, Any]) -> ListEntry:
         """Return the entry of a JSON object. Raises: TypeError, for a value that is not JSON."""
-        return cls(document["created"], encode_kept_json(document))
+        return cls(document["created"], encode_compact_json(document))
 
     @property
     def json_fragment(self) -> orjson.Fragment:

@@ -449,7 +449,7 @@ class StdoutChanged(Exception):
 
 
 @attrs.frozen
-class Mark:
+class BatchMark:
     """Note on the events before `end_cursor`, after those of the mark before.
 
     `time_ms` is the events' time in milliseconds since the

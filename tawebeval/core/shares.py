@@ -1,10 +1,10 @@
-"""Parts that callers may take of what all callers use together, and when refused ones come back.
+"""Quotas of callers in what all callers use together, and when refused callers come back.
 
 A `Share` counts an amount, such as bytes on the disk, in all and for each caller. One caller may
-take a part of the total. What a caller has beyond its part, because it was promised before, is not
-taken from the others: they find the same room as if the caller had its part alone.
+take its quota of the total. What a caller has beyond its quota, because it was promised before,
+is not taken from the others: they find the same room as if the caller had its quota alone.
 
-Clients without tokens are one caller, the anonymous one, whose part is the total: nobody knows
+Clients without tokens are one caller, the anonymous one, whose quota is the total: nobody knows
 whether they are one client. `deferreds.FairQueue` is a waiting line for two shares: slots, and
 places in the line itself.
 
@@ -51,35 +51,35 @@ def _discard_nothing(amount: int, caller: str | None) -> bool:
 class Share:
     """Amount of a resource that is in use, in all and by each caller.
 
-    - `total`: the amount for all callers; `part`: that of one, None for the total.
-    - `refusal_of_caller`, `refusal_of_all`: what a caller is told beyond its part, and beyond the
+    - `total`: the amount for all callers; `quota`: that for one caller, None for the total.
+    - `refusal_of_caller`, `refusal_of_all`: what a caller is told beyond its quota, and beyond the
       total; `retry_after`: the seconds after which it may try again.
     - `make_room(amount, caller)`: gives back at least `amount` of what can be discarded, and
       returns True; returns False, and gives back nothing, if that is too little. It takes from the
       caller or, for None, first from the callers that have most (`list_callers`).
-    - `on_room()` is called when a caller no longer uses up its part.
+    - `on_quota_freed()` is called when a caller no longer uses up its quota.
     """
 
     resource: SharedResource
     total: int
-    part: int | None = None
+    quota: int | None = None
     refusal_of_caller: str = ""
     refusal_of_all: str = ""
     retry_after: int = 30
     make_room: Callable[[int, str | None], bool] = _discard_nothing
-    on_room: Callable[[], object] = lambda: None
+    on_quota_freed: Callable[[], object] = lambda: None
     used: int = attrs.field(default=0, init=False)
     used_by_caller: Counter[str] = attrs.field(factory=Counter, init=False)
 
-    def compute_part(self, caller: str) -> int:
+    def compute_quota(self, caller: str) -> int:
         """Return the amount that a caller may take."""
-        if self.part is None or caller == ANONYMOUS_CALLER:
+        if self.quota is None or caller == ANONYMOUS_CALLER:
             return self.total
-        return min(self.part, self.total)
+        return min(self.quota, self.total)
 
-    def is_part_used_up(self, caller: str) -> bool:
-        """Return whether a caller has its part."""
-        return self.used_by_caller[caller] >= self.compute_part(caller)
+    def is_quota_used_up(self, caller: str) -> bool:
+        """Return whether a caller has used up its quota."""
+        return self.used_by_caller[caller] >= self.compute_quota(caller)
 
     @property
     def is_used_up(self) -> bool:
@@ -91,40 +91,40 @@ class Share:
         excess = self.used + amount - self.total
         if excess <= 0:
             return excess
-        within_parts = sum(
-            min(used, self.compute_part(name)) for name, used in self.used_by_caller.items()
+        within_quotas = sum(
+            min(used, self.compute_quota(name)) for name, used in self.used_by_caller.items()
         )
-        return within_parts + amount - self.total
+        return within_quotas + amount - self.total
 
     def check(self, amount: int, caller: str, *, makes_room: bool = True) -> None:
         """Raise an error if a caller cannot take an amount, also after `make_room` if `makes_room`.
 
-        Raises: CallerQuotaExceeded, if it would exceed the caller's part; ServerBusy.
+        Raises: CallerQuotaExceeded, if it would exceed the caller's quota; ServerBusy.
         """
         make_room = self.make_room if makes_room else _discard_nothing
-        part = self.compute_part(caller)
-        if part < self.total:
-            excess = self.used_by_caller[caller] + amount - part
+        quota = self.compute_quota(caller)
+        if quota < self.total:
+            excess = self.used_by_caller[caller] + amount - quota
             if excess > 0 and not make_room(excess, caller):
                 raise CallerQuotaExceeded(self.refusal_of_caller, self.retry_after)
         excess = self._compute_excess(amount)
         if excess > 0 and not make_room(excess, None):
             raise ServerBusy(self.refusal_of_all, self.retry_after)
 
-    def take_within_part(self, amount: int, caller: str, *, makes_room: bool = True) -> None:
+    def take_within_quota(self, amount: int, caller: str, *, makes_room: bool = True) -> None:
         """Count an amount for a caller. Raises as `check`, and counts nothing then."""
         self.check(amount, caller, makes_room=makes_room)
         self.take(amount, caller)
 
     def take(self, amount: int, caller: str) -> None:
         """Count an amount for a caller, whether there is room or not; below 0, count it no more."""
-        was_used_up = self.is_part_used_up(caller)
+        was_used_up = self.is_quota_used_up(caller)
         self.used += amount
         self.used_by_caller[caller] += amount
         if not self.used_by_caller[caller]:
             del self.used_by_caller[caller]
-        if was_used_up and not self.is_part_used_up(caller):
-            self.on_room()
+        if was_used_up and not self.is_quota_used_up(caller):
+            self.on_quota_freed()
 
     def give_back(self, amount: int, caller: str) -> None:
         """Count an amount no more. A caller gives back what it has taken, at most."""
@@ -136,7 +136,7 @@ class Share:
         return [caller for caller, _ in self.used_by_caller.most_common()]
 
 
-LEAST_SECONDS, MOST_SECONDS = 1, 120
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1, 120
 
 _ASSUMED_RUN = 10.0  # seconds that evaluations last, before any was measured
 _MEASURED_ENDS = 32  # ends of which the mean is taken, at least
@@ -174,7 +174,7 @@ class RetrySchedule:
         """Return the seconds after which a refused client is to come back.
 
         `caller` is the caller whose share is used up; None if the queue is full. Of the ends, a
-        caller has the part of one of `caller_count` callers that wait. The time since the last end
+        caller has the share of one of `caller_count` callers that wait. The time since the last end
         counts if it is longer than the mean.
 
         If the next free end is over 2 minutes ahead, several clients get the same time, in the
@@ -184,8 +184,8 @@ class RetrySchedule:
         interval = self.interval + max(0.0, lasted - self.interval) / (self._measured + 1)
         interval *= max(1, caller_count)
         delay = max(0.0, self._planned.get(caller, now) - now) + interval
-        if delay > MOST_SECONDS:
-            half = MOST_SECONDS / 2
+        if delay > MAX_RETRY_SECONDS:
+            half = MAX_RETRY_SECONDS / 2
             delay = half + delay % half
         self._planned[caller] = now + delay
-        return max(LEAST_SECONDS, ceil(delay))
+        return max(MIN_RETRY_SECONDS, ceil(delay))

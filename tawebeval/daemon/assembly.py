@@ -50,7 +50,7 @@ from tawebeval.daemon.reload import (
     ReloadableConfiguration,
     ReloadService,
     Watchdog,
-    compute_end_timeout,
+    compute_evaluation_end_timeout,
     compute_stop_timeout,
     find_notifier,
 )
@@ -72,7 +72,7 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.evaluations.starting import LeftEvaluations
+from tawebeval.evaluations.starting import InheritedResources
 from tawebeval.evaluations.store import EvaluationDetails, EvaluationStore, format_rfc3339_time
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
@@ -172,7 +172,7 @@ class EvaluationService(Service):
         return self._is_lasting and (is_on_cluster or self._trees.starter.is_alive)
 
     def _on_starter_lost(self) -> None:
-        self.registry.refuse_evaluations()
+        self.registry.stop_accepting_evaluations()
         # A process that ends closes its connections first.
         self.context.clock.callLater(_STARTER_END, self._stop_without_starter)
 
@@ -184,7 +184,7 @@ class EvaluationService(Service):
         else:
             what = "the starter of evaluators has ended, and with the starter all evaluators"
             log.error("stopping: {what}", what=what)
-            self.registry.end_lost_runs(STARTER_LOST)
+            self.registry.stop_lost_runs(STARTER_LOST)
         self.exit_status = 1
         self.context.clock.stop()
 
@@ -201,7 +201,7 @@ class EvaluationService(Service):
         else:
             configuration = self.context.configuration
             had_any = await self.registry.drain_and_close(
-                configuration.service.drain, compute_end_timeout(configuration)
+                configuration.service.drain, compute_evaluation_end_timeout(configuration)
             )
         if self.context.store is not None:
             await self.context.store.close()
@@ -507,10 +507,10 @@ def open_lasting_starter(
 
 
 @attrs.frozen
-class Foundation:
+class AssemblyContext:
     """What the functions that build the parts of the daemon share.
 
-    `configuration` is that of the start. `left` are the evaluations of an earlier daemon.
+    `configuration` is that of the start. `inherited` is what an earlier daemon has left.
     """
 
     configuration: Configuration
@@ -521,18 +521,18 @@ class Foundation:
     disk_threads: WorkerThreads  # they check and sync disks and directories, any of which may hang
     spawner: Spawner
     store: EvaluationStore
-    left: LeftEvaluations
+    inherited: InheritedResources
     cgroups: CgroupManager
     sandbox: Sandbox  # of this machine
 
 
-def open_runner(base: Foundation) -> Sandbox:
+def open_runner(base: AssemblyContext) -> Sandbox:
     """Return what evaluators run in: the sandbox of this machine, or the nodes of a cluster.
 
     The jobs of an earlier daemon are cancelled if the runner is no longer the cluster.
     """
     state, runner = base.directories.state, base.configuration.runner
-    if runner.kind == "local" and not base.left.job_names:
+    if runner.kind == "local" and not base.inherited.job_names:
         return base.sandbox
     threads = base.threads.make_threads(1, "slurm", abandons_running_calls=True)
     commands = SlurmCommands(base.reactor, threads, derive_daemon_label(state))
@@ -543,7 +543,7 @@ def open_runner(base: Foundation) -> Sandbox:
     return SlurmSandbox.create(runner, base.sandbox, commands, base.file_tree_threads, base.reactor)
 
 
-def build_repositories(base: Foundation, keyring: GitKeyring) -> RepositoryCache:
+def build_repositories(base: AssemblyContext, keyring: GitKeyring) -> RepositoryCache:
     """Return the cache of repositories, whose fetches hold the rules of `[repositories]`."""
     settings, directories = base.configuration.repositories, base.directories
     policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
@@ -575,7 +575,7 @@ def build_repositories(base: Foundation, keyring: GitKeyring) -> RepositoryCache
     )
 
 
-def build_archive(base: Foundation) -> EvaluationArchive | None:
+def build_archive(base: AssemblyContext) -> EvaluationArchive | None:
     """Return the archive of ended evaluations, None unless it is enabled."""
     settings = base.configuration.archive
     if not settings.enabled:
@@ -593,7 +593,7 @@ def build_archive(base: Foundation) -> EvaluationArchive | None:
 
 
 def build_registry(
-    base: Foundation, repositories: RepositoryCache, callbacks: CallbackQueue
+    base: AssemblyContext, repositories: RepositoryCache, callbacks: CallbackQueue
 ) -> EvaluationRegistry:
     """Return the registry of evaluations, with its context."""
     configuration = base.configuration
@@ -630,7 +630,7 @@ def build_registry(
 
 
 def build_application(
-    base: Foundation,
+    base: AssemblyContext,
     registry: EvaluationRegistry,
     authentication: Authentication,
     health_and_metrics: HealthAndMetrics,
@@ -657,7 +657,7 @@ def build_application(
 
 
 def make_timers(
-    base: Foundation, registry: EvaluationRegistry, readiness: Readiness
+    base: AssemblyContext, registry: EvaluationRegistry, readiness: Readiness
 ) -> Sequence[Service]:
     """Return the services that call the parts once in a while."""
     context, directories = registry.context, base.directories
@@ -701,9 +701,9 @@ def build_daemon(
     authentication = open_authentication(configuration, reactor)
     store_thread = threads.make_threads(1, "store", abandons_running_calls=True)
     store = EvaluationStore.open(directories.state / STORE_NAME, store_thread, reactor)
-    left = LeftEvaluations(store.load_live())
+    inherited = InheritedResources(store.load_live())
     trees, cgroups, is_lasting = open_lasting_starter(configuration, directories, cgroups)
-    base = Foundation(
+    base = AssemblyContext(
         configuration=configuration,
         directories=directories,
         reactor=reactor,
@@ -712,7 +712,7 @@ def build_daemon(
         disk_threads=threads.make_threads(4, "check"),
         spawner=Spawner(reactor),
         store=store,
-        left=left,
+        inherited=inherited,
         cgroups=cgroups,
         sandbox=open_sandbox(configuration, directories.sandbox_files_directory, cgroups, trees),
     )
@@ -742,9 +742,9 @@ def build_daemon(
     application = build_application(base, registry, authentication, health_and_metrics)
     site = ApiSite(application, configuration.http, reactor)
 
-    startup = StartupChecks(directories, cgroups, base.sandbox, threads.pools, left)
+    startup = StartupChecks(directories, cgroups, base.sandbox, threads.pools, inherited)
     evaluations = EvaluationService(
-        registry, repositories, left.rows, directories.uploads, trees, is_lasting=is_lasting
+        registry, repositories, inherited.rows, directories.uploads, trees, is_lasting=is_lasting
     )
     daemon = Daemon(startup, evaluations, site, reactor, log_writer)
     reactor_lag = ReactorLag(reactor)

@@ -267,10 +267,12 @@ def find_notifier(environment: Mapping[str, str]) -> SystemdNotifier:
 
 def compute_stop_timeout(configuration: Configuration) -> float:
     """Return the maximum duration of an orderly stop, in seconds."""
-    return configuration.service.drain + compute_end_timeout(configuration) + _STOP_MARGIN
+    return (
+        configuration.service.drain + compute_evaluation_end_timeout(configuration) + _STOP_MARGIN
+    )
 
 
-def compute_end_timeout(configuration: Configuration) -> float:
+def compute_evaluation_end_timeout(configuration: Configuration) -> float:
     """Return the seconds in which an orderly stop ends evaluations, after the drain."""
     seconds = KILL_GRACE + _END_MARGIN
     if configuration.runner.kind == "slurm":

@@ -37,7 +37,7 @@ from tawebeval.core.evaluations import SECRET_KEY_BYTES
 from tawebeval.daemon.configuration import locate_directories
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.evaluations.starting import LeftEvaluations
+from tawebeval.evaluations.starting import InheritedResources
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.git.command import check_git_version
 from tawebeval.linux.cgroups import (
@@ -328,7 +328,7 @@ class StartupChecks(Service):
     _cgroups: CgroupManager
     _sandbox: Sandbox
     _pools: Sequence[WorkerThreads]
-    _left: LeftEvaluations
+    _left: InheritedResources
 
     def startService(self) -> None:
         """Clear the directories, check them, git and the sandbox; start the threads.

@@ -20,7 +20,7 @@ from tawebeval.deferreds import (
     RetryQueue,
     WorkerThreads,
 )
-from tawebeval.evaluations.eventlog import EventFiles, make_load_slots
+from tawebeval.evaluations.eventlog import EventFiles, make_segment_load_slots
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
@@ -72,7 +72,7 @@ class EvaluationContext:
 
     `generate_random_bytes(n)` returns n random bytes, as `os.urandom`; `read_wall_clock()` is in
     seconds since the epoch, `read_boot_clock()` in seconds since the boot. `fetch_slots` bounds
-    fetches over a network, beside the run slots; `load_slots` bounds events
+    fetches over a network, beside the run slots; `segment_load_slots` bounds events
     that are parsed again. `cleanup_queue` repeats removals that have failed.
     `event_room_condition` is notified when a caller no longer uses up its part of `unread_events`
     or of the memory for newest events.
@@ -90,7 +90,7 @@ class EvaluationContext:
     unread_events: Share
     store: EvaluationStore | None = None  # None for `tawebeval try`
     open_event_files: Callable[[Path], EventFiles] = EventFiles
-    load_slots: FairQueue = attrs.field(factory=make_load_slots)
+    segment_load_slots: FairQueue = attrs.field(factory=make_segment_load_slots)
     fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1))
     read_wall_clock: Callable[[], float] = time.time
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)

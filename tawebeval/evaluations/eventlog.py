@@ -5,7 +5,7 @@ An evaluation's directory has these files:
 - `stdout`: what the evaluator has printed; the starter writes it.
   Acknowledged parts are punched out of it (fallocate(2)).
 - `marks`: records of 24 bytes: the cursor after some events, their time, and where a partial line
-  was flushed (`core.events.Mark`). A mark is written before its events are delivered.
+  was flushed (`core.events.BatchMark`). A mark is written before its events are delivered.
 - `segments`: for each segment that has ended its source, the state of the parser there, and the
   results so far, as msgpack with a checksum.
 - `files`: the files that stdout named, as they were when they were read, or why they were refused.
@@ -42,6 +42,7 @@ from tawebeval.core.events import (
     ALL_RECEIVED_CURSOR,
     EMPTY_BATCH,
     LOST_EVENT,
+    BatchMark,
     EventBatch,
     EventLog,
     EventMemory,
@@ -49,7 +50,6 @@ from tawebeval.core.events import (
     EventRing,
     EventSegment,
     EventsEvicted,
-    Mark,
     SegmentSource,
     StdoutChanged,
     compute_base64_size,
@@ -149,7 +149,7 @@ class EventFiles:
             _libc.fallocate(self._open("stdout"), mode, offset, size)
             self._punched = before
 
-    def write_mark(self, number: int, mark: Mark) -> None:
+    def write_mark(self, number: int, mark: BatchMark) -> None:
         """Write a mark, in place of the one with the same number."""
         flushed = _LAST if mark.is_last else mark.flushed_at
         flushed = _NO_FLUSH if flushed is None else flushed
@@ -157,14 +157,14 @@ class EventFiles:
         if os.pwrite(self._open("marks"), packed, number * _MARK.size) < len(packed):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def read_marks(self, first: int, end: int | None = None) -> list[Mark]:
+    def read_marks(self, first: int, end: int | None = None) -> list[BatchMark]:
         """Return marks by their numbers, all from the first on without an `end`."""
         marks = self._open("marks")
         size = os.fstat(marks).st_size if end is None else end * _MARK.size
         content = os.pread(marks, max(0, size - first * _MARK.size), first * _MARK.size)
         whole = content[: len(content) // _MARK.size * _MARK.size]
         return [
-            Mark(end_cursor, time_ms, None if flushed >= _LAST else flushed, flushed == _LAST)
+            BatchMark(end_cursor, time_ms, None if flushed >= _LAST else flushed, flushed == _LAST)
             for end_cursor, time_ms, flushed in _MARK.iter_unpack(whole)
         ]
 
@@ -225,9 +225,10 @@ class EventFiles:
 class RecordedStdout:
     """Parser of one evaluator's stdout whose events and their files outlive the daemon.
 
-    `feed`, `parse_pending`, `flush_partial_line`, `answer_file` and `finish` append the events that
-    have become certain to `log`; they write a mark first. `read_wall_clock()` returns seconds since
-    the epoch. Where stdout stands on a file system that may be slow, call them in a thread.
+    `feed`, `parse_pending`, `flush_partial_line`, `supply_or_refuse_file` and `finish` append
+    the events that have become certain to `log`; they write a mark first. `read_wall_clock()`
+    returns seconds since the epoch. Call them in a thread if the file system of stdout may be
+    slow.
 
     `parser` says what comes next: its pending input, the file that it awaits, a partial line.
     `stdout_bytes` were fed so far, `file_bytes` is the size of the files that stdout has named, as
@@ -253,7 +254,9 @@ class RecordedStdout:
     _first_file: int = 0
     _begin_cursor: int = 0
     _chunk: bytes = b""  # the last one, while the parser is at work on it
-    _replayed_marks: list[Mark] = attrs.field(factory=list)  # the first is that of the next events
+    _replayed_marks: list[BatchMark] = attrs.field(
+        factory=list
+    )  # the first is that of the next events
     _drops_new_events: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -279,11 +282,11 @@ class RecordedStdout:
     def store_file(self, content: bytes | str) -> None:
         """Keep the content of the wanted file, or the message of its refusal. Blocks.
 
-        It precedes `answer_file`, which takes the same content.
+        It precedes `supply_or_refuse_file`, which takes the same content.
         """
         self._files.store_file(self._file_count, content)
 
-    def answer_file(self, content: bytes | str) -> None:
+    def supply_or_refuse_file(self, content: bytes | str) -> None:
         """Take the content of the wanted file, or the message of its refusal."""
         self._file_count += 1
         if isinstance(content, str):
@@ -309,7 +312,7 @@ class RecordedStdout:
         while True:
             if self.parser.awaited_file is not None:
                 self.store_file(refusal)
-                self.answer_file(refusal)
+                self.supply_or_refuse_file(refusal)
             elif self.parser.has_pending_input:
                 self.parse_pending()
             elif self._replay_read():
@@ -339,7 +342,7 @@ class RecordedStdout:
         if not batch.count or self._drops_new_events:
             return
         time_ms = int(self._read_wall_clock() * 1000)
-        mark = Mark(self.log.end_cursor + batch.count, time_ms, flushed_at, is_last)
+        mark = BatchMark(self.log.end_cursor + batch.count, time_ms, flushed_at, is_last)
         is_plain = flushed_at is None and not is_last
         if is_plain and time_ms == self._last_time_ms and self._mark_count > self._first_mark:
             self._mark_count -= 1  # the last mark goes on
@@ -429,7 +432,7 @@ class RecordedStdout:
         self.parser.result_summary = ResultSummary.unpack(last.result_summary)
         self._begin_segment(last.end_cursor, last.next_stdout_begin, last.next_checkpoint, 0)
 
-    def _replay(self, marks: list[Mark], end: int | None = None) -> None:
+    def _replay(self, marks: list[BatchMark], end: int | None = None) -> None:
         """Parse again what was delivered with these marks, up to a place in stdout.
 
         Without an `end` stdout is parsed up to the last mark, or to its end if new events are
@@ -469,7 +472,7 @@ class RecordedStdout:
             content = self._files.read_file(self._file_count)
             if content is None:
                 break  # the earlier process had not read it
-            self.answer_file(content)
+            self.supply_or_refuse_file(content)
         return bool(chunk)
 
     def parse_evicted_segment(self, segment: EventSegment) -> EventRing:
@@ -555,7 +558,7 @@ A segment has some 64 KiB of stdout, 1 MiB at most, and the files that stdout na
 """
 
 
-def make_load_slots() -> FairQueue:
+def make_segment_load_slots() -> FairQueue:
     """Return the places for callers that have evicted segments parsed again, in turns."""
     return FairQueue(MAX_LOADS, running_per_caller=MAX_LOADS_PER_CALLER)
 
@@ -565,15 +568,15 @@ class EvaluationEvents:
     """The events of one evaluation of `caller`, and its readers.
 
     - `log`: the events. Who appends some, or marks the end, notifies `change_condition`.
-    - `load_slots`: those of all evaluations (`make_load_slots`).
+    - `segment_load_slots`: those of all evaluations (`make_segment_load_slots`).
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
     - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
       may be sent to them after a restart.
     - `has_lost_events`: whether newest events may be lost that clients have received: after a power
       cut, or with a damaged disk.
-    - `is_behind`: whether clients may have received events that are yet to be made again, up to the
-      end.
-    - `keeps_files`: whether acknowledged events keep their files, for the archive.
+    - `has_events_to_restore`: whether clients may have received events, up to the end, that are yet
+      to be made again.
+    - `keeps_acknowledged_files`: whether acknowledged events keep their files, for the archive.
     - `reader_count`: the readers' streams, and their requests that wait; `observer_count`: those of
       observers, which acknowledge nothing.
     - `page_reader_deadline`: the time, in seconds of the clock, until which a client of pages is
@@ -589,8 +592,8 @@ class EvaluationEvents:
     stdout: RecordedStdout | None = None
     on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
     has_lost_events: bool = False
-    is_behind: bool = False
-    keeps_files: bool = False
+    has_events_to_restore: bool = False
+    keeps_acknowledged_files: bool = False
     change_condition: Condition = attrs.field(factory=Condition)
     reader_count: int = 0
     observer_count: int = 0
@@ -613,7 +616,9 @@ class EvaluationEvents:
 
         Raises: as `core.events.resolve_cursor`; ServerBusy.
         """
-        may_be_ahead = self.has_lost_events or (self.is_behind and not self.log.has_ended)
+        may_be_ahead = self.has_lost_events or (
+            self.has_events_to_restore and not self.log.has_ended
+        )
         if may_be_ahead and after_cursor == ALL_RECEIVED_CURSOR and not self.log.has_ended:
             raise ServerBusy("the end of the evaluation is being restored; try again", 1)
         return resolve_cursor(self.log, after_cursor or None, skip_count, may_be_ahead=may_be_ahead)
@@ -640,7 +645,7 @@ class EvaluationEvents:
         return cursor >= self.log.end_cursor + (not self.has_lost_events)
 
     def read_now(
-        self, after_cursor: int, max_bytes: int, *, with_times: bool = False
+        self, after_cursor: int, max_bytes: int, *, includes_times: bool = False
     ) -> EventBatch:
         """Return events after a cursor that are in memory; LOST_EVENT for damaged and lost ones.
 
@@ -654,7 +659,7 @@ class EvaluationEvents:
         if after_cursor > self.log.end_cursor:
             return EMPTY_BATCH
         try:
-            format_time = format_rfc3339_time if with_times else None
+            format_time = format_rfc3339_time if includes_times else None
             return self.log.read_events(after_cursor, max_bytes, format_time)
         except EventsEvicted as evicted:
             if evicted.segment in self._damaged_segments:
@@ -662,7 +667,7 @@ class EvaluationEvents:
             raise
 
     async def read(
-        self, after_cursor: int, max_bytes: int, *, with_times: bool = False
+        self, after_cursor: int, max_bytes: int, *, includes_times: bool = False
     ) -> EventBatch:
         """Return what `read_now` returns; load events that have left memory.
 
@@ -670,7 +675,7 @@ class EvaluationEvents:
         """
         while True:
             try:
-                return self.read_now(after_cursor, max_bytes, with_times=with_times)
+                return self.read_now(after_cursor, max_bytes, includes_times=includes_times)
             except EventsEvicted as evicted:
                 await self.load_segment(evicted.segment)
 
@@ -744,7 +749,7 @@ class EvaluationEvents:
         self.free_discarded_files()
 
     def free_discarded_files(self) -> None:
-        """Have a thread give back the room of discarded events, unless `keeps_files`."""
+        """Have a thread give back the room of discarded events, unless their files are kept."""
         stdout = self.stdout
         if stdout is not None and stdout.has_discarded_files and not self._is_freeing:
             self._is_freeing = True
@@ -756,7 +761,9 @@ class EvaluationEvents:
             )
 
     async def _free_files(self, stdout: RecordedStdout) -> None:
-        while not (self.keeps_files or self._is_discarded) and stdout.has_discarded_files:
+        while (
+            not (self.keeps_acknowledged_files or self._is_discarded) and stdout.has_discarded_files
+        ):
             await self.on_discard()
             if not self._is_discarded:  # meanwhile
                 await self._use_files(stdout.free_discarded_files)

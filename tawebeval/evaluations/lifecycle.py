@@ -1,8 +1,8 @@
 """One evaluation: its state, from the queue to its end, the reason to stop it, and the end.
 
-`starting` leads an evaluation to its run, `conclude` from there to the end. The removal of its
-processes and directories is idempotent: it is repeated until it succeeds, also by a later process
-of the daemon.
+`starting` leads an evaluation to its run, `end_evaluation` from there to the end. The removal of
+its processes and directories is idempotent: it is repeated until it succeeds, also by a later
+process of the daemon.
 
 The log has a line for each state. The line begins with the evaluation's name in the log; its fields
 are the caller, the commit, the state, and the seconds that the state before has lasted.
@@ -57,20 +57,19 @@ class Evaluation:
     """One run of an evaluator on one submission.
 
     - `save(evaluation)` stores the present state.
-    - `run`, `sandboxed`, `checkout`: set from the start of the evaluator to its end.
+    - `run`, `sandboxed_run`, `checkout`: set from the start of the evaluator to its end.
     - `cancel_start()` ends what leads to the run; None if that cannot be ended.
     - `stop_reason`: what becomes the final event; None before a stop.
     - `final_failure`: what becomes the final event, stop or not, once that is stored.
     - `is_resuming`: whether an earlier process has started the run, and this one has yet to go on
       with it: the row of the earlier process holds.
-    - `left_at`: when this process of the daemon has left the evaluation to the next one, in seconds
-      of the clock.
+    - `handed_over_at`: the time of `hand_over`, in seconds of the clock; None before.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
 
     Of the registry:
 
     - `last_request_time`: the time of a client's last request, in seconds of the clock.
-    - `is_stored`: happens when the evaluation outlives the daemon, or cannot be stored; None for
+    - `stored_event`: happens when the evaluation outlives the daemon, or cannot be stored; None for
       one that an earlier process has stored.
     - `archive_event`: happens when the evaluation is archived, or will not be.
     - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
@@ -83,18 +82,18 @@ class Evaluation:
     context: EvaluationContext
     _save: Callable[[Evaluation], object] = lambda evaluation: None
     run: Run | None = None
-    sandboxed: SandboxedRun | None = None
+    sandboxed_run: SandboxedRun | None = None
     checkout: Checkout | None = None
     slots: FairQueue | None = None
     cancel_start: Callable[[], object] | None = None
     stop_reason: EvaluationFailure | None = None
     final_failure: EvaluationFailure | None = None
     is_resuming: bool = False
-    left_at: float | None = None
+    handed_over_at: float | None = None
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     events: EvaluationEvents = attrs.field(init=False)
     last_request_time: float = 0.0
-    is_stored: OneShotEvent[Callable[[], None]] | None = None
+    stored_event: OneShotEvent[Callable[[], None]] | None = None
     archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
     final_state: EvaluationState | None = None
     event_bytes: int = 0
@@ -113,9 +112,9 @@ class Evaluation:
             details.caller,
             details.log_name,
             context.worker_threads,
-            context.load_slots,
+            context.segment_load_slots,
             on_discard=self.on_discard,
-            keeps_files=context.archive is not None and details.archived is None,
+            keeps_acknowledged_files=context.archive is not None and details.archived is None,
         )
 
     def read_clock(self) -> float:
@@ -155,7 +154,7 @@ class Evaluation:
             is_cleaned_up=self.cleanup_event.is_set,
             is_forgotten=self.final_state is not None,
             markers=None if stdout is None else attrs.astuple(stdout.markers),
-            run=None if run is None else run.make_row(self.left_at),
+            run=None if run is None else run.make_row(self.handed_over_at),
             begin_cursor=event_log.begin_cursor,
             end_cursor=event_log.end_cursor if event_log.has_ended else 0,
             has_lost_events=self.events.has_lost_events,
@@ -183,7 +182,7 @@ class Evaluation:
     def stop(self, failure: EvaluationFailure) -> None:
         """End the evaluation; `failure` becomes the final event. No effect after the end.
 
-        After `leave` the next process of the daemon ends it, if the reason can still be stored.
+        After `hand_over` the next process of the daemon ends it, if the reason can still be stored.
         """
         if self.stop_reason is None and not self.details.state.has_ended:
             self.stop_reason = failure
@@ -193,11 +192,11 @@ class Evaluation:
                 self.cancel_start()
             self.save()
 
-    def leave(self) -> None:
-        """Leave it to the next process of the daemon; answer the clients that wait."""
-        self.left_at = self.context.clock.seconds()
+    def hand_over(self) -> None:
+        """Leave the evaluation to the next process of the daemon; answer the clients that wait."""
+        self.handed_over_at = self.context.clock.seconds()
         if self.run is not None:
-            self.run.leave()
+            self.run.hand_over()
             self.save()
         self.events.change_condition.notify()
 
@@ -208,7 +207,7 @@ class Evaluation:
         log.info("{evaluation}: stopped: {why}", why=words, **make_log_fields(self.details))
         self.stop(EvaluationFailure("lost", f"{words} (evaluations.retain)"))
 
-    def enter(self, state: EvaluationState) -> None:
+    def enter_state(self, state: EvaluationState) -> None:
         """Enter a state, count it and log it."""
         before, self.details.state = self.details.state, check_transition(self.details.state, state)
         self.details.state_times.setdefault(state.value, self.read_clock())
@@ -237,13 +236,13 @@ class Evaluation:
             fault = None if lost is None else lost.message
             context.counters.set_latest_fault(fault, context.clock.seconds())
         if failure is None:
-            self.enter(EvaluationState.FINISHED)
+            self.enter_state(EvaluationState.FINISHED)
         else:
             error = encode_error_event(failure.reason, failure.message, failure.extra_members)
             details.failure_event = error.lines
             self.events.log.append_batch(error, int(now * 1000))
             cancelled = failure.reason == "cancelled"
-            self.enter(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
+            self.enter_state(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
         details.state_times["ended"] = now  # also the time of the error, after a restart
         details.limits = self.limits
         details.drop_start_fields()
@@ -260,23 +259,23 @@ async def wait_for_commit(context: EvaluationContext) -> None:
             await context.store.flush()
 
 
-def conclude_in_background(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:
-    """End an evaluation as `conclude` does, without waiting for it."""
+def end_evaluation_in_background(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:
+    """End an evaluation as `end_evaluation` does, without waiting for it."""
     run_in_background(
-        conclude(evaluation, failure),
+        end_evaluation(evaluation, failure),
         log,
         "{evaluation}: defect of the daemon",
         evaluation=evaluation.details.log_name,
     )
 
 
-async def conclude(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:
+async def end_evaluation(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:
     """End an evaluation, give back its slots and remove its processes and directories.
 
     One that is left ends in the next process of the daemon: this one may store nothing any more.
     """
     details = evaluation.details
-    if evaluation.left_at is not None:
+    if evaluation.handed_over_at is not None:
         return
     evaluation.cancel_start = None
     if failure is not None:
@@ -306,9 +305,9 @@ async def clean_up(evaluation: Evaluation, request: bytes = b"") -> None:
     with a submission that is still where it was uploaded.
     """
     details, context, workspace = evaluation.details, evaluation.context, evaluation.workspace
-    upload, sandboxed = details.upload_directory, evaluation.sandboxed
+    upload, sandboxed = details.upload_directory, evaluation.sandboxed_run
     checkout = evaluation.checkout
-    evaluation.sandboxed = evaluation.checkout = None
+    evaluation.sandboxed_run = evaluation.checkout = None
     keeps = details.should_keep_submission
 
     def remove_all() -> None:
@@ -455,7 +454,7 @@ class EvaluationIndex:
         """Return the caller's evaluation with an `Idempotency-Key`, if there is one."""
         return None if key is None else self._keys.get((caller, key))
 
-    def find_unasked_evaluations(self, idle_seconds: float) -> list[Evaluation]:
+    def find_idle_evaluations(self, idle_seconds: float) -> list[Evaluation]:
         """Return evaluations that no client has asked for in `idle_seconds`; those that run first.
 
         The end of an evaluation counts as a request, too.
@@ -543,7 +542,7 @@ class EvaluationIndex:
         evaluation.final_state = final_state
         self._on_forgotten(evaluation)
 
-    def find_sent_evaluation(self, caller: str) -> Evaluation | None:
+    def find_completely_sent_evaluation(self, caller: str) -> Evaluation | None:
         """Return the oldest evaluation of a caller that can be forgotten, None without one.
 
         A stream has sent it to the end, and no client reads it again.
@@ -555,9 +554,9 @@ class EvaluationIndex:
                 return evaluation
         return None
 
-    def forget_sent_evaluation(self, caller: str) -> bool:
-        """Forget what `find_sent_evaluation` returns; return whether there was one."""
-        evaluation = self.find_sent_evaluation(caller)
+    def forget_completely_sent_evaluation(self, caller: str) -> bool:
+        """Forget what `find_completely_sent_evaluation` returns; return whether there was one."""
+        evaluation = self.find_completely_sent_evaluation(caller)
         if evaluation is not None:
             self.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
         return evaluation is not None

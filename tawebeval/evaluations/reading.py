@@ -61,14 +61,14 @@ from tawebeval.sandbox.base import Environment
 class Subscription:
     """A stream's subscription to the events of an evaluation, and a context manager.
 
-    `read_cursor` is the cursor after the last event read. Events have their times if `with_times`
-    is set. `reading` is entered and left with the context.
+    `read_cursor` is the cursor after the last event read. Events have their times if
+    `includes_times`. `reading` is entered and left with the context.
     """
 
     read_cursor: int
     _events: EvaluationEvents | ArchivedEvents
     reading: AbstractContextManager[object] = attrs.field(factory=nullcontext)
-    with_times: bool = False
+    includes_times: bool = False
     _has_read_end: bool = False
 
     def __enter__(self) -> None:
@@ -87,7 +87,9 @@ class Subscription:
 
         No event means that none has come yet. Raises: DiscardedCursor, ServerBusy.
         """
-        batch = await self._events.read(self.read_cursor, max_bytes, with_times=self.with_times)
+        batch = await self._events.read(
+            self.read_cursor, max_bytes, includes_times=self.includes_times
+        )
         self.read_cursor += batch.count
         if batch is LOST_EVENT:
             self._has_read_end = True
@@ -108,13 +110,13 @@ _MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
 class ArchiveReader:
     """Reader of archived evaluations. The methods raise EvaluationExpired for what is not archived.
 
-    They wait some seconds for an evaluation to be archived, if it is `in_transit`: its client has
-    received all events, or it is expired, and the archive has yet to take it. They raise ServerBusy
-    and CallerQuotaExceeded as `EvaluationArchive.find_events`.
+    They wait some seconds for one of `evaluations_to_archive`: its client has received all events,
+    or it is expired, and the archive has yet to take it. They raise ServerBusy and
+    CallerQuotaExceeded as `EvaluationArchive.find_events`.
     """
 
     _context: EvaluationContext
-    in_transit: dict[str, Evaluation] = attrs.field(factory=dict, init=False)
+    evaluations_to_archive: dict[str, Evaluation] = attrs.field(factory=dict, init=False)
 
     @property
     def is_enabled(self) -> bool:
@@ -122,7 +124,7 @@ class ArchiveReader:
         return self._context.archive is not None
 
     async def _wait_until_archived(self, identifier: str, caller: str) -> None:
-        evaluation = self.in_transit.get(identifier)
+        evaluation = self.evaluations_to_archive.get(identifier)
         if evaluation is not None and evaluation.details.caller == caller:
             try:
                 await evaluation.archive_event.wait().addTimeout(_MAX_WAIT, self._context.clock)
@@ -145,7 +147,7 @@ class ArchiveReader:
         after_cursor: str | None,
         caller: str,
         max_bytes: int,
-        with_times: bool,
+        includes_times: bool,
     ) -> EventPage:
         """Return the page after a cursor.
 
@@ -156,7 +158,7 @@ class ArchiveReader:
         if cursor == ALL_RECEIVED_CURSOR:
             return make_empty_last_page()
         begin = resolve_cursor(EventRing(end_cursor=events.end_cursor), cursor)
-        batch = await events.read(begin, max_bytes, with_times=with_times)
+        batch = await events.read(begin, max_bytes, includes_times=includes_times)
         end = begin + batch.count
         return EventPage(
             cursor, ALL_RECEIVED_CURSOR if end == events.end_cursor else str(end), batch
@@ -211,15 +213,15 @@ class EventRequests:
         caller: str = "",
         max_bytes: int | None = None,
         *,
-        with_times: bool = False,
+        includes_times: bool = False,
         is_observer: bool = False,
     ) -> EventPage:
         """Return the page that begins at `after_cursor`; acknowledge the events before it.
 
         A request that `is_observer` acknowledges nothing, and keeps the evaluation as a look at the
         status does. The page has at most `max_bytes` bytes of events, at most those of a page, and
-        at least one event if there are any. If `with_times`, each event has its time, on top of the
-        limit.
+        at least one event if there are any. If `includes_times`, each event has its time,
+        on top of the limit.
 
         Raises: InvalidCursor, DiscardedCursor, EvaluationNotFound, EvaluationExpired,
         ServerStopping; and EventsEvicted, if `read_page` has to wait for the events.
@@ -229,7 +231,7 @@ class EventRequests:
             return self._end_reading(identifier, is_observer=is_observer)
         begin = evaluation.events.resolve_cursor(after_cursor)
         limit = self._compute_max_page_bytes(max_bytes)
-        batch = evaluation.events.read_now(begin, limit, with_times=with_times)
+        batch = evaluation.events.read_now(begin, limit, includes_times=includes_times)
         page = evaluation.events.make_page(after_cursor or None, batch)
         if not is_observer:
             self._expect_next_page(evaluation)
@@ -243,7 +245,7 @@ class EventRequests:
         caller: str = "",
         max_bytes: int | None = None,
         *,
-        with_times: bool = False,
+        includes_times: bool = False,
         is_observer: bool = False,
         wait_seconds: float = 0,
     ) -> EventPage:
@@ -258,11 +260,11 @@ class EventRequests:
             evicted: EventSegment | None = None
             try:
                 page = self.read_page_now(
-                    *place, max_bytes, with_times=with_times, is_observer=is_observer
+                    *place, max_bytes, includes_times=includes_times, is_observer=is_observer
                 )
             except EvaluationExpired:
                 most = self._compute_max_page_bytes(max_bytes)
-                return await self.archived.read_page(*place, most, with_times)
+                return await self.archived.read_page(*place, most, includes_times)
             except EventsEvicted as error:
                 evicted = error.segment
             else:
@@ -379,7 +381,7 @@ class EventRequests:
         Raises: ServerStopping, if the evaluation is left to the next process, which forgets it.
         """
         if not is_observer and identifier in self._records:
-            if self._records[identifier].left_at is not None:
+            if self._records[identifier].handed_over_at is not None:
                 raise ServerStopping
             if self._records[identifier].events.log.has_ended:  # else it was read to a damage
                 self._records.forget_evaluation(identifier, EvaluationState.DRAINED)
@@ -476,7 +478,7 @@ def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
     return document
 
 
-def build_listing_entry(details: EvaluationDetails) -> dict[str, Any]:
+def build_list_entry(details: EvaluationDetails) -> dict[str, Any]:
     """Return the members of the status document that a list shows."""
     request = details.request
     return {
@@ -640,7 +642,7 @@ class EvaluationLister:
         ]
         present += [
             one.details
-            for one in self._archived.in_transit.values()
+            for one in self._archived.evaluations_to_archive.values()
             if one.details.caller == caller and one.details.sequence_number > number
         ]
         found: dict[int, ListEntry | None] = {}
@@ -674,4 +676,4 @@ def _make_entry(details: EvaluationDetails, wanted: EvaluationFilter) -> ListEnt
     """Return what a list shows of an evaluation, None if the filter does not hold for it."""
     if not wanted.matches(details):
         return None
-    return ListEntry.encode(build_listing_entry(details))
+    return ListEntry.encode(build_list_entry(details))

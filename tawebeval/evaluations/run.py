@@ -45,7 +45,7 @@ from tawebeval.evaluations.store import (
     EvaluationDetails,
     RunResult,
     RunRow,
-    take_tail,
+    get_tail,
 )
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import open_regular_file
@@ -187,7 +187,7 @@ class Run(ProcessProtocol):
             self._process.pauseProducing()
         until.addBoth(lambda _: self._parse(lambda: None))
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         """Go on with what an earlier process has read of stdout, once the process is connected."""
         self._count_output_within_limit(0)  # the evaluator may have printed more meanwhile
         self._parse(lambda: None)
@@ -221,9 +221,9 @@ class Run(ProcessProtocol):
             build_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)
         )
 
-    def leave(self) -> None:
+    def hand_over(self) -> None:
         """Leave the process to the next process of the daemon."""
-        self._process.leave()
+        self._process.detach()
         self._stop_clock()
         self._unwatch_limits()
 
@@ -288,7 +288,7 @@ class Run(ProcessProtocol):
         left = limit - self._stderr_bytes
         self._stderr_bytes += len(data)
         if left > 0:
-            self._stderr = take_tail(self._stderr + data[:left], STDERR_TAIL_BYTES)
+            self._stderr = get_tail(self._stderr + data[:left], STDERR_TAIL_BYTES)
         if len(data) > left:
             self.stop(
                 build_limit_failure(
@@ -377,7 +377,7 @@ class Run(ProcessProtocol):
         except Exception as error:  # noqa: BLE001  (whatever the defect is)
             step: Callable[[], object] = Failure(error).raiseException
         else:
-            step = partial(self._stdout.answer_file, content)
+            step = partial(self._stdout.supply_or_refuse_file, content)
         self._is_reading = False
         self._parse(step)
 
@@ -495,14 +495,14 @@ class Run(ProcessProtocol):
         """The tail of stderr, as text."""
         return self.result.stderr_text
 
-    def make_row(self, left_at: float | None) -> RunRow:
+    def make_row(self, handed_over_at: float | None) -> RunRow:
         """Return what another process of the daemon needs to go on with the run."""
         return RunRow(
             self._process.pid,
             self._process.start_time,
             str(self.checkout.path),
             self.deadline,
-            left_at,
+            handed_over_at,
             self.sandboxed.describe_for_resume(),
         )
 

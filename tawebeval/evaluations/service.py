@@ -19,7 +19,7 @@ from tawebeval.core.evaluations import (
     EvaluationState,
     IdentifierIssuer,
     StoredEvaluation,
-    encode_kept_json,
+    encode_compact_json,
 )
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.shares import RetrySchedule, Share
@@ -46,9 +46,9 @@ from tawebeval.evaluations.reading import (
 )
 from tawebeval.evaluations.starting import (
     ResumeCheckout,
-    begin_again,
-    enter_queue,
+    queue_evaluation,
     read_all_events,
+    requeue_evaluation,
     restore_events,
     resume_run,
 )
@@ -105,9 +105,9 @@ class EvaluationRegistry:
         for share in self._list_shares():
             share.make_room = partial(self._forget_sent, share)
         wake = context.event_room_condition.notify
-        context.unread_events.on_room = wake
+        context.unread_events.on_quota_freed = wake
         # In another turn: a log is being changed.
-        context.event_memory.fixed_share.on_room = partial(context.clock.callLater, 0, wake)
+        context.event_memory.fixed_share.on_quota_freed = partial(context.clock.callLater, 0, wake)
         # Evaluations with a process or a directory left, also those that are forgotten.
         self._alive: dict[str, Evaluation] = {}
         self._is_stopping = self._is_urgent = False
@@ -115,7 +115,7 @@ class EvaluationRegistry:
         self._forgotten: WeakValueDictionary[str, Evaluation] = WeakValueDictionary()
         self.archived = ArchiveReader(context)
         if context.archive is not None:
-            context.archive.release_copy = self._release_archived_copy
+            context.archive.on_removal = self._release_archived_copy
         self.events = EventRequests(
             self.records,
             context,
@@ -152,7 +152,8 @@ class EvaluationRegistry:
         self.check_not_stopping()
         for share in self._list_shares():
             if share.is_used_up and not any(
-                self.records.find_sent_evaluation(caller) for caller in share.used_by_caller
+                self.records.find_completely_sent_evaluation(caller)
+                for caller in share.used_by_caller
             ):
                 raise ServerBusy(share.refusal_of_all, share.retry_after)
         self._check_queue(ANONYMOUS_CALLER, should_schedule_retry=False)
@@ -175,17 +176,19 @@ class EvaluationRegistry:
         """Return the shares of what evaluations leave until they are read."""
         configuration, ended = self.context.configuration, self.records.ended_share
         ended.total = configuration.evaluations.kept
-        ended.part = configuration.callers.kept or None
+        ended.quota = configuration.callers.kept or None
         return ended, self.context.unread_events, self.context.event_memory.fixed_share
 
     def _forget_sent(self, share: Share, _: int, caller: str | None) -> bool:
         """Forget evaluations that a stream has sent to the end until another one has room."""
         if caller is not None:
-            while share.is_part_used_up(caller) and self.records.forget_sent_evaluation(caller):
+            while share.is_quota_used_up(caller) and self.records.forget_completely_sent_evaluation(
+                caller
+            ):
                 pass
-            return not share.is_part_used_up(caller)
+            return not share.is_quota_used_up(caller)
         for name in share.list_callers():
-            while self.records.forget_sent_evaluation(name):
+            while self.records.forget_completely_sent_evaluation(name):
                 if not share.is_used_up:
                     return True
         return False
@@ -231,8 +234,8 @@ class EvaluationRegistry:
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
             added = self.context.store.add(evaluation.make_row())
-            evaluation.is_stored = make_one_shot_event(added)
-        enter_queue(evaluation, self.run_queue)
+            evaluation.stored_event = make_one_shot_event(added)
+        queue_evaluation(evaluation, self.run_queue)
         if not self.run_queue.has_free_slot:
             self._retries.record_all_slots_used(self._clock.seconds())
         return evaluation.details.identifier
@@ -245,9 +248,9 @@ class EvaluationRegistry:
         evaluation = self._alive.get(identifier)
         if evaluation is None and identifier in self.records:
             evaluation = self.records[identifier]
-        if evaluation is not None and evaluation.is_stored is not None:
+        if evaluation is not None and evaluation.stored_event is not None:
             try:
-                (await evaluation.is_stored.wait())()
+                (await evaluation.stored_event.wait())()
             except ServerBusy:
                 evaluation.stop(_NOT_STORED)
                 self.records.forget_evaluation(identifier, EvaluationState.EXPIRED)
@@ -302,7 +305,7 @@ class EvaluationRegistry:
                 self.run_queue.take_slot_unconditionally(details.identifier, details.caller)
                 resume_run(evaluation, resume_checkout, self.run_queue)
             else:
-                begin_again(evaluation, self.run_queue)
+                requeue_evaluation(evaluation, self.run_queue)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if details.is_forgotten:
             self.records.forget_evaluation(details.identifier, EvaluationState.EXPIRED)
@@ -316,11 +319,11 @@ class EvaluationRegistry:
         self._send_callback(evaluation)
         self._delete_unneeded_row(evaluation)
 
-    def refuse_evaluations(self) -> None:
+    def stop_accepting_evaluations(self) -> None:
         """Accept nothing more: the daemon is about to stop."""
         self._is_stopping = True
 
-    def end_lost_runs(self, failure: EvaluationFailure) -> None:
+    def stop_lost_runs(self, failure: EvaluationFailure) -> None:
         """Stop running evaluations, whose evaluators are gone, for this reason."""
         for evaluation in list(self._alive.values()):
             if evaluation.run is not None:
@@ -371,7 +374,7 @@ class EvaluationRegistry:
         if callback is None or callback.state.is_final:
             return
         callback.state = CallbackState.PENDING
-        callback.document = callback.document or encode_kept_json(build_status(evaluation, None))
+        callback.document = callback.document or encode_compact_json(build_status(evaluation, None))
 
         async def store() -> None:
             evaluation.save()
@@ -406,9 +409,9 @@ class EvaluationRegistry:
             words = "{evaluation}: not archived: its row cannot be stored"
             log.warn(words, evaluation=evaluation.details.log_name)
         finally:
-            evaluation.events.keeps_files = False
+            evaluation.events.keeps_acknowledged_files = False
             evaluation.events.free_discarded_files()
-            self.archived.in_transit.pop(evaluation.details.identifier, None)
+            self.archived.evaluations_to_archive.pop(evaluation.details.identifier, None)
             evaluation.archive_event.set_value(None)
             self._remove_if_unused(evaluation)
 
@@ -427,13 +430,13 @@ class EvaluationRegistry:
                     evaluation.save()
                     raise
 
-        end_document = {"status": build_status(evaluation, None)}
+        status_line = {"status": build_status(evaluation, None)}
         workspace = evaluation.workspace if details.has_kept_submission else None
         await archive.store_evaluation(
             EndedEvaluation(
                 details.identifier,
                 details.caller,
-                end_document,
+                status_line,
                 partial(read_all_events, evaluation),
                 workspace,
             ),
@@ -455,14 +458,14 @@ class EvaluationRegistry:
 
     def _on_forgotten(self, evaluation: Evaluation) -> None:
         self._forgotten[evaluation.details.identifier] = evaluation
-        if evaluation.events.keeps_files:
-            self.archived.in_transit[evaluation.details.identifier] = evaluation
+        if evaluation.events.keeps_acknowledged_files:
+            self.archived.evaluations_to_archive[evaluation.details.identifier] = evaluation
         evaluation.save()
         self._remove_if_unused(evaluation)
 
     def _remove_if_unused(self, evaluation: Evaluation) -> None:
         """Remove what is left of an evaluation that is forgotten; its events after all readers."""
-        if evaluation.final_state is None or evaluation.events.keeps_files:
+        if evaluation.final_state is None or evaluation.events.keeps_acknowledged_files:
             return
         is_read = evaluation.events.reader_count > 0
         if not evaluation.cleanup_event.is_set or is_read:
@@ -474,7 +477,7 @@ class EvaluationRegistry:
 
     async def _remove(self, evaluation: Evaluation) -> None:
         assert evaluation.final_state is not None, "it is forgotten"
-        evaluation.enter(evaluation.final_state)
+        evaluation.enter_state(evaluation.final_state)
         await evaluation.events.discard()
         evaluation.save()
         await wait_for_commit(self.context)  # a row without files would be a loss
@@ -594,16 +597,16 @@ class EvaluationRegistry:
     def expire_evaluations(self) -> None:
         """Forget evaluations that no client asks for. To be called about once a second."""
         seconds = self.context.configuration.evaluations.retain
-        for evaluation in self.records.find_unasked_evaluations(seconds):
+        for evaluation in self.records.find_idle_evaluations(seconds):
             if not evaluation.cleanup_event.is_set:
                 evaluation.stop_as_abandoned()
             self.records.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
 
     def hand_over_evaluations(self) -> None:
         """Accept nothing more, and answer the clients that wait: another process goes on."""
-        self.refuse_evaluations()
+        self.stop_accepting_evaluations()
         for evaluation in {*self.records, *self._alive.values()}:
-            evaluation.leave()
+            evaluation.hand_over()
 
     def end_drain_early(self) -> None:
         """End the time that `drain_and_close` gives to running evaluations."""
@@ -619,7 +622,7 @@ class EvaluationRegistry:
         evaluation that is not at its end after `end_seconds` more, such as one with much output
         that is not parsed yet, is left to the next process. Return whether there was an evaluation.
         """
-        self.refuse_evaluations()
+        self.stop_accepting_evaluations()
         had_any = bool(self._alive)
         self._stop_alive(lambda evaluation: evaluation.details.state is EvaluationState.QUEUED)
         if drain_seconds and self._alive and not self._is_urgent:
@@ -643,7 +646,7 @@ class EvaluationRegistry:
         for evaluation in self._alive.values():
             words = "{evaluation}: its end takes too long; the next start goes on with it"
             log.warn(words, evaluation=evaluation.details.log_name)
-            evaluation.leave()
+            evaluation.hand_over()
         return had_any
 
     def _stop_alive(self, is_chosen: Callable[[Evaluation], bool]) -> None:

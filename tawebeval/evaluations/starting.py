@@ -1,7 +1,7 @@
 """Start of an evaluation: fetch, run slot, workspace, evaluator; and return to one that runs.
 
-One coroutine leads to the start of the evaluator, another one (`lifecycle.conclude`) from its exit
-to the end, and none waits in between: a thousand evaluations may run at once.
+One coroutine leads to the start of the evaluator, another one (`lifecycle.end_evaluation`) from its
+exit to the end, and none waits in between: a thousand evaluations may run at once.
 
 Of the evaluations of an earlier process of the daemon, what waits runs, what has ended can be read,
 and what runs goes on: its events are made again of the files in its directory, and its process is
@@ -39,13 +39,13 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import (
     Evaluation,
-    conclude,
-    conclude_in_background,
+    end_evaluation,
+    end_evaluation_in_background,
     make_log_fields,
 )
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails, RunRow
-from tawebeval.sandbox.base import LeftProcess, SandboxedRun, find_environment
+from tawebeval.sandbox.base import ResumableProcess, SandboxedRun, find_environment
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 
 _DAMAGED_UPLOAD = EvaluationFailure(
@@ -55,7 +55,7 @@ _DAMAGED_UPLOAD = EvaluationFailure(
 log = Logger()
 
 
-def enter_queue(evaluation: Evaluation, slots: FairQueue) -> None:
+def queue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let a new evaluation enter the queue, and run as soon as there is a slot."""
     details, context = evaluation.details, evaluation.context
     details.state_times.setdefault("created", evaluation.read_clock())
@@ -63,10 +63,10 @@ def enter_queue(evaluation: Evaluation, slots: FairQueue) -> None:
     log.info(
         "{evaluation}: {state}; caller {caller!r}, commit {commit}", **make_log_fields(details)
     )
-    begin_start(evaluation, slots)
+    start_in_background(evaluation, slots)
 
 
-def begin_start(evaluation: Evaluation, slots: FairQueue) -> None:
+def start_in_background(evaluation: Evaluation, slots: FairQueue) -> None:
     """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
     evaluation.slots = slots
     start = _Start(evaluation, slots)
@@ -81,7 +81,7 @@ def begin_start(evaluation: Evaluation, slots: FairQueue) -> None:
         evaluation.cancel_start = start.cancel
 
 
-def begin_again(evaluation: Evaluation, slots: FairQueue) -> None:
+def requeue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let an evaluation enter the queue again that an earlier process had not started. Blocks."""
     details, upload = evaluation.details, evaluation.details.upload_directory
     details.limits = details.environment = details.runner_status = None
@@ -89,12 +89,12 @@ def begin_again(evaluation: Evaluation, slots: FairQueue) -> None:
         if upload is not None and not upload.exists() and evaluation.workspace.root.exists():
             evaluation.workspace.restore_uploaded_files(upload)
     if evaluation.stop_reason is not None:
-        evaluation.events.is_behind = True
-        conclude_in_background(evaluation, evaluation.stop_reason)
+        evaluation.events.has_events_to_restore = True
+        end_evaluation_in_background(evaluation, evaluation.stop_reason)
     elif upload is not None and upload.exists() and _is_damaged(upload, details.request.submission):
-        conclude_in_background(evaluation, _DAMAGED_UPLOAD)
+        end_evaluation_in_background(evaluation, _DAMAGED_UPLOAD)
     else:
-        begin_start(evaluation, slots)
+        start_in_background(evaluation, slots)
 
 
 def _is_damaged(upload: Path, submission: Sequence[SubmissionFile]) -> bool:
@@ -129,20 +129,20 @@ class _Start:
         try:
             await self._start()
         except EvaluationFailure as error:
-            await conclude(evaluation, error)
+            await end_evaluation(evaluation, error)
         except CancelledError:
-            await conclude(evaluation, evaluation.stop_reason)
+            await end_evaluation(evaluation, evaluation.stop_reason)
         except OSError as error:
             # A path of the machine stays in the log. The error is no defect: no traceback.
             words = "{evaluation}: the evaluator could not be run: {error}"
             log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
-            await conclude(evaluation, _not_run(error.strerror))
+            await end_evaluation(evaluation, _not_run(error.strerror))
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
             log.failure(
                 "{evaluation}: defect: the evaluator could not be run",
                 evaluation=evaluation.details.log_name,
             )
-            await conclude(evaluation, _not_run(type(error).__name__))
+            await end_evaluation(evaluation, _not_run(type(error).__name__))
 
     async def _start(self) -> None:
         evaluation, slots = self._evaluation, self._slots
@@ -192,7 +192,7 @@ class _Start:
         """
         details, context = self._evaluation.details, self._evaluation.context
         await context.fetch_slots.acquire_slot(details.identifier, details.caller)
-        self._evaluation.enter(EvaluationState.FETCHING)
+        self._evaluation.enter_state(EvaluationState.FETCHING)
         try:
             await self._resolve_branch()
             checkout = await context.checkout_source.check_out_commit(*self._checkout_arguments())
@@ -207,14 +207,14 @@ class _Start:
         context, slots = evaluation.context, self._slots
         slot = slots.acquire_slot(details.identifier, details.caller)
         if details.state is EvaluationState.FETCHING and not slot.called:
-            evaluation.enter(EvaluationState.QUEUED)
+            evaluation.enter_state(EvaluationState.QUEUED)
         await slot
         # Others that have run meanwhile may have printed more than the caller's part.
         while not _has_room_for_events(context, details.caller):
             slots.release_slot(details.identifier)
             slots.reserve_queue_place(details.identifier, details.caller)
             if details.state is EvaluationState.FETCHING:
-                evaluation.enter(EvaluationState.QUEUED)
+                evaluation.enter_state(EvaluationState.QUEUED)
             log.info(
                 "{evaluation}: waits until events of the caller are read (buffers.disk,"
                 " buffers.total)",
@@ -225,7 +225,7 @@ class _Start:
             await slots.acquire_slot(details.identifier, details.caller)
         context.fetch_slots.release_slot(details.identifier)
         if details.state is EvaluationState.QUEUED:
-            evaluation.enter(EvaluationState.FETCHING)
+            evaluation.enter_state(EvaluationState.FETCHING)
 
     def _fix_environment(self) -> None:
         """Keep the present environment. Raises: EvaluationFailure, if a reload has removed it."""
@@ -264,14 +264,14 @@ class _Start:
     async def _wait_for_begin(self, sandboxed: SandboxedRun, started: Any) -> None:
         """Wait in the queue of a cluster, from which a stop takes the evaluation."""
         evaluation = self._evaluation
-        evaluation.enter(EvaluationState.QUEUED)
+        evaluation.enter_state(EvaluationState.QUEUED)
         waiting = Deferred.fromCoroutine(sandboxed.wait_for_evaluator_start(started))
         self._is_launching = False
         if evaluation.stop_reason is not None:  # while srun was started
             waiting.cancel()
         await waiting
         self._is_launching = True
-        evaluation.enter(EvaluationState.FETCHING)
+        evaluation.enter_state(EvaluationState.FETCHING)
 
     def _connect(self, run: Run, started: Any) -> None:
         """Connect the started evaluator to its run; kill it if `stop` was called meanwhile."""
@@ -280,8 +280,8 @@ class _Start:
         run.sandboxed.connect_process(run, started)
         evaluation.run = run
         evaluation.details.drop_start_fields()
-        evaluation.enter(EvaluationState.RUNNING)
-        supervise(evaluation, run)
+        evaluation.enter_state(EvaluationState.RUNNING)
+        supervise_run(evaluation, run)
         if evaluation.context.store is not None:
             # The next process of the daemon would begin a run again that has no row: its events
             # might be others.
@@ -294,13 +294,13 @@ class _Start:
 def _has_room_for_events(context: EvaluationContext, caller: str) -> bool:
     """Return whether a caller has not used up its parts of the disk and memory for events."""
     shares = context.unread_events, context.event_memory.fixed_share
-    return not any(share.is_part_used_up(caller) for share in shares)
+    return not any(share.is_quota_used_up(caller) for share in shares)
 
 
 def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedRun:
     """Return the sandbox for the run, under the limits of the details."""
     details = evaluation.details
-    sandboxed = evaluation.sandboxed = evaluation.context.sandbox.make_run(
+    sandboxed = evaluation.sandboxed_run = evaluation.context.sandbox.make_run(
         evaluation.workspace, checkout, evaluation.limits, details.environment
     )
     sandboxed.job_settings = _list_job_settings(evaluation.context.configuration, details)
@@ -351,7 +351,7 @@ def make_run(
     )
 
 
-def supervise(evaluation: Evaluation, run: Run) -> None:
+def supervise_run(evaluation: Evaluation, run: Run) -> None:
     """Lead a connected run to the end of its evaluation."""
     run.run_ended.add_callback(partial(_on_run_ended, evaluation))
     evaluation.save()
@@ -362,7 +362,7 @@ def _on_run_ended(evaluation: Evaluation, run: Run) -> None:
         words = "{evaluation}: end of stderr: {stderr!r}"
         log.info(words, **make_log_fields(evaluation.details), stderr=run.stderr_text)
     evaluation.details.run_result = run.result
-    conclude_in_background(evaluation, run.failure)
+    end_evaluation_in_background(evaluation, run.failure)
 
 
 def _not_run(why: str | None) -> EvaluationFailure:
@@ -438,7 +438,7 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
     evaluation.details.upload_directory = None
     evaluation.slots = slots
     evaluation.details.state = EvaluationState.RUNNING
-    evaluation.events.is_behind = evaluation.is_resuming = True
+    evaluation.events.has_events_to_restore = evaluation.is_resuming = True
     failure, stdout, name = _LOST, None, evaluation.details.log_name
     try:
         # The clean-up ends what a later failure leaves.
@@ -479,7 +479,7 @@ async def _fail(
             words = "{evaluation}: its last events are lost: {error!r}"
             log.error(words, evaluation=evaluation.details.log_name, error=error)  # noqa: TRY400
     evaluation.is_resuming = False
-    await conclude(evaluation, evaluation.stop_reason or failure)
+    await end_evaluation(evaluation, evaluation.stop_reason or failure)
 
 
 def _acknowledge_again(evaluation: Evaluation) -> None:
@@ -499,17 +499,19 @@ def _connect(
     if sandboxed.has_external_queue is not _is_on_cluster(found):
         raise _OTHER_RUNNER
     deadline = found.deadline
-    if deadline is not None and found.left_at is not None:
-        deadline += max(0.0, evaluation.context.clock.seconds() - found.left_at)
+    if deadline is not None and found.handed_over_at is not None:
+        deadline += max(0.0, evaluation.context.clock.seconds() - found.handed_over_at)
     run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
-    left = LeftProcess(found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes)
+    left = ResumableProcess(
+        found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
+    )
     sandboxed.resume_process(run, left)
     evaluation.run, evaluation.is_resuming = run, False
     # Otherwise the error may have been told.
-    evaluation.events.is_behind = evaluation.stop_reason is not None
-    supervise(evaluation, run)
+    evaluation.events.has_events_to_restore = evaluation.stop_reason is not None
+    supervise_run(evaluation, run)
     evaluation.events.free_discarded_files()  # not before: it stores a row
-    run.go_on()
+    run.resume_reading()
     if evaluation.stop_reason is not None:
         run.stop(evaluation.stop_reason)
 
@@ -519,7 +521,7 @@ def _is_on_cluster(run: RunRow) -> bool:
     return run.sandbox_description.get("kind") == "slurm"
 
 
-class LeftEvaluations:
+class InheritedResources:
     """What evaluations of an earlier process still need, by their rows.
 
     - `directory_names`: directories of evaluations, and of uploaded files.

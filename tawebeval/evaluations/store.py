@@ -59,7 +59,7 @@ STDERR_TAIL_BYTES = 8 * 1024
 _CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character but its first
 
 
-def take_tail(data: bytes, max_bytes: int) -> bytes:
+def get_tail(data: bytes, max_bytes: int) -> bytes:
     """Return the last bytes of `data`, at most `max_bytes`, beginning with a whole character.
 
     If `data` is not UTF-8 the result may be up to 3 bytes shorter than `max_bytes`.
@@ -86,7 +86,7 @@ class RunResult:
         """The tail of stderr as text of at most `STDERR_TAIL_BYTES` bytes of UTF-8."""
         # U+FFFD is longer than the byte that it replaces.
         shown = self.stderr_tail.decode("utf-8", "replace").encode()
-        return take_tail(shown, STDERR_TAIL_BYTES).decode()
+        return get_tail(shown, STDERR_TAIL_BYTES).decode()
 
 
 class RunRow(msgspec.Struct, omit_defaults=True):
@@ -96,7 +96,7 @@ class RunRow(msgspec.Struct, omit_defaults=True):
       boot (proc(5)), by which a process of a later boot, or with a reused PID, is told apart.
     - `sandbox_description`: what the kind of sandbox needs to go on with the run.
     - `deadline`: the end of `limits.wall_clock`, in seconds of the monotonic clock; None while a
-      cluster tells why its job was lost. `left_at`: when the daemon has left it to the next
+      cluster tells why its job was lost. `handed_over_at`: when the daemon has left it to the next
       process, None after a kill: the time until that goes on does not count.
     """
 
@@ -104,7 +104,7 @@ class RunRow(msgspec.Struct, omit_defaults=True):
     start_time: int
     checkout_path: str
     deadline: float | None
-    left_at: float | None = None
+    handed_over_at: float | None = None
     sandbox_description: dict[str, Any] = {}
 
 
@@ -258,10 +258,10 @@ unpack_evaluation = _make_decoder(EvaluationDetails)
 unpack_link = _make_decoder(LinkRow)
 
 
-FORMAT = 1
+STORE_FORMAT = 1
 """The number of the format of tables and rows."""
 
-MAX_SET_ASIDE = 3
+MAX_DAMAGED_DATABASES = 3
 """Damaged databases that are kept, at most; the oldest are removed."""
 
 Table = Literal["evaluations", "links"]
@@ -404,15 +404,15 @@ class EvaluationStore:
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > FORMAT:
+            if version > STORE_FORMAT:
                 raise ConfigurationError(
-                    f"{self._path} has the format {version}, and this tawebeval knows {FORMAT}",
+                    f"{self._path} has the format {version}; this tawebeval knows {STORE_FORMAT}",
                     "install the newer version again, or move the file away to begin without its"
                     " evaluations",
                 )
             if version == 0:
                 connection.executescript(_SCHEMA)
-            elif version != FORMAT:
+            elif version != STORE_FORMAT:
                 raise sqlite3.DatabaseError(f"its format is {version}")
             else:  # takes 0.1 s for 64 MiB
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -440,7 +440,7 @@ class EvaluationStore:
             name=name,
         )
         set_aside = sorted(self._path.parent.glob(f"{self._path.name}.damaged-*[0-9]"))
-        for old in set_aside[:-MAX_SET_ASIDE]:
+        for old in set_aside[:-MAX_DAMAGED_DATABASES]:
             for suffix in ("-wal", "-shm", ""):
                 Path(f"{old}{suffix}").unlink(missing_ok=True)
         try:

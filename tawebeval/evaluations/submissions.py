@@ -301,7 +301,7 @@ class SubmissionStore:
             found = await archive.read_submission(identifier, caller, extract)
             if found is None:
                 raise SubmissionDiscarded
-            self.share.take_within_part(found.size, caller, makes_room=makes_room)
+            self.share.take_within_quota(found.size, caller, makes_room=makes_room)
             size = found.size
             yield found
         finally:

@@ -32,7 +32,7 @@ from tawebeval.core.form import Repository
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure
-from tawebeval.git.command import REPOSITORY_CORRUPT, GitRunner
+from tawebeval.git.command import REPOSITORY_CORRUPT_PATTERN, GitRunner
 from tawebeval.git.fetch_limits import FetchBudget, FetchLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import Credential, GitKeyring, RemoteResolver
@@ -242,7 +242,7 @@ class RepositoryCache:
                 # By another user that has found it damaged: git fails in many words.
                 is_dropped = self._is_dropped(entry)
                 is_damaged = is_dropped or (
-                    had_commits and REPOSITORY_CORRUPT.search(stderr) is not None
+                    had_commits and REPOSITORY_CORRUPT_PATTERN.search(stderr) is not None
                 )
                 if is_repaired or not (is_ours and is_damaged):
                     raise
@@ -391,7 +391,7 @@ class RepositoryCache:
     def _name(self, url: str, credential: Credential | None) -> str:
         named = url.encode()
         if credential is not None:
-            named += b"\0" + credential.derive_credential_id(self._keyring.key)
+            named += b"\0" + credential.derive_credential_id(self._keyring.mac_key)
         return hashlib.sha256(named).hexdigest()[:40] + ".git"
 
     @asynccontextmanager

@@ -155,7 +155,7 @@ _EXPLANATIONS = {
         "git refuses a malformed object of the repository ({}); find it by `git fsck` in a clone"
     ),
 }
-REDIRECT = re.compile(r"^(?!remote:).*returned error: 30[12378]$", re.MULTILINE)
+REDIRECT_PATTERN = re.compile(r"^(?!remote:).*returned error: 30[12378]$", re.MULTILINE)
 """The server of the repository has answered with a redirect."""
 
 _LOCATION = re.compile(r"<= Recv header: location: (\S{1,1000})", re.IGNORECASE)
@@ -165,7 +165,7 @@ _FATAL = re.compile("^(?:fatal|error): (.+)$", re.MULTILINE)
 _OUT_OF_MEMORY = "out of memory|cannot allocate memory|unable to create thread"
 _OUT_OF_MEMORY_ANYWHERE = re.compile(_OUT_OF_MEMORY, re.IGNORECASE)
 _OUT_OF_MEMORY_HERE = re.compile(rf"^(?!remote:).*({_OUT_OF_MEMORY})", re.IGNORECASE | re.MULTILINE)
-DISK_ERROR = re.compile(
+DISK_ERROR_PATTERN = re.compile(
     "^(?!remote:).*(no space left on device|disk quota exceeded|read-only file system|"
     "too many open files|input/output error)",
     re.IGNORECASE | re.MULTILINE,
@@ -176,15 +176,17 @@ _SIGBUS, _SIGKILL = 7, 9  # the first where a disk fails whose files are mapped
 _CHILD_KILLED = re.compile("^(?!remote:).*died of signal [79]$", re.MULTILINE)
 # git does not report how index-pack(1) ended; if it was killed nothing else is printed.
 _PACK_READER_KILLED = re.compile("(remote:.*\n)*fatal: fetch-pack: invalid index-pack output")
-COMMIT_UNADVERTISED = re.compile(
+COMMIT_UNADVERTISED_PATTERN = re.compile(
     "does not allow request for unadvertised object|find remote ref|Server does not support shallow"
 )
 """The server refuses the commit, which it may have, by this way to ask for it."""
 
-COMMIT_MISSING = re.compile("not our ref|want [0-9a-f]{40} not valid|missing object referenced")
+COMMIT_MISSING_PATTERN = re.compile(
+    "not our ref|want [0-9a-f]{40} not valid|missing object referenced"
+)
 """The server hands out any commit by its OID, and does not have this one."""
 
-REPOSITORY_CORRUPT = re.compile(
+REPOSITORY_CORRUPT_PATTERN = re.compile(
     r"^(?!remote:).*(corrupt(?!ion on the remote)|unable to read|could not read [0-9a-f]{40}|"
     r"failed to unpack tree|not a tree object|bad (tree|commit) object|not a git repository|"
     r"bad config|does not match index|far too short|is too small|necessary objects|inflate)",
@@ -426,7 +428,7 @@ class GitRunner:
         if beginning.startswith(BWRAP_ERROR_PREFIX):
             message = "the sandbox of git could not be started; see `tawebeval doctor`"
             raise EvaluationFailure("lost", message, printed, is_daemon_fault=not serving)
-        if result.status and (disk_error := DISK_ERROR.search(result.stderr)):
+        if result.status and (disk_error := DISK_ERROR_PATTERN.search(result.stderr)):
             message = f"git cannot use the disk: {disk_error[1]}"
             raise EvaluationFailure("lost", message, printed, is_daemon_fault=False)
         if is_git_killed_by_kernel(result.status, result.stderr) and not result.is_timed_out:

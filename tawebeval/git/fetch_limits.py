@@ -31,7 +31,7 @@ _FOUND = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40})\n")
 _SUBMODULE = b"160000"  # the mode of its entry, whose object is a commit
 _PATH_MAX = 4096  # bytes: PATH_MAX of Linux
 
-MARKERS_DIRECTORY = "commits"
+COMMIT_MARKERS_DIRECTORY = "commits"
 """The directory of a repository with the markers, of which there may be many."""
 
 _T = TypeVar("_T")
@@ -258,7 +258,7 @@ class LimitExceeded(Exception):
     """Work was cancelled since it has written too much."""
 
 
-async def run_until_over(
+async def run_within_byte_limit(
     clock: Any,
     threads: WorkerThreads,
     work: Coroutine[Deferred[Any], Any, _T],
@@ -313,7 +313,7 @@ async def fetch_within_byte_budget(
     limit = budget.remaining_bytes
     failure, result = None, None
     try:
-        result = await run_until_over(
+        result = await run_within_byte_limit(
             clock, threads, fetch(), lambda: _measure(repository)[0], before + limit
         )
     except LimitExceeded:
@@ -336,7 +336,7 @@ async def fetch_within_byte_budget(
 def _measure(repository: Path) -> tuple[int, int]:
     """Return the bytes of a repository, and those of its largest unfinished file. Blocks."""
     size = largest = 0
-    for name, status in iterate_files(repository, MARKERS_DIRECTORY):
+    for name, status in iterate_files(repository, COMMIT_MARKERS_DIRECTORY):
         size += get_disk_bytes(status)
         if "tmp_" in name or name.endswith(".temp"):  # of index-pack and http-fetch
             largest = max(largest, status.st_size)

@@ -187,12 +187,13 @@ class GitKeyring:
     """The credentials of `settings`, in their order.
 
     `directory`: that of systemd's credentials (LoadCredential=), for file names without one; empty:
-    there is none. `key`: the daemon's key, for identities.
+    there is none. `mac_key`: the daemon's key, for identities
+    of credentials.
     """
 
     _settings: Sequence[CredentialSettings]
     _directory: str
-    key: bytes = attrs.field(repr=False)
+    mac_key: bytes = attrs.field(repr=False)
     _credentials: Sequence[Credential] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:

@@ -36,16 +36,16 @@ from tawebeval.core.hosts import ResolvedGitRemote
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.command import (
-    COMMIT_MISSING,
-    COMMIT_UNADVERTISED,
-    REDIRECT,
+    COMMIT_MISSING_PATTERN,
+    COMMIT_UNADVERTISED_PATTERN,
+    REDIRECT_PATTERN,
     GitResult,
     GitRunner,
     explain_fetch_failure,
     explain_redirect,
 )
 from tawebeval.git.fetch_limits import (
-    MARKERS_DIRECTORY,
+    COMMIT_MARKERS_DIRECTORY,
     CommitInspectionParser,
     FetchBudget,
     FetchLimits,
@@ -54,7 +54,7 @@ from tawebeval.git.fetch_limits import (
     fetch_within_byte_budget,
     get_disk_bytes,
     iterate_files,
-    run_until_over,
+    run_within_byte_limit,
 )
 from tawebeval.git.lfs import (
     LfsClient,
@@ -139,7 +139,7 @@ class BareRepository:
             return None
 
     def _marker(self, oid: str) -> Path:
-        return self.path / MARKERS_DIRECTORY / oid
+        return self.path / COMMIT_MARKERS_DIRECTORY / oid
 
     def _mark(self, commit: Commit, oid: str) -> None:
         """Write the marker of a commit, also for the tag `oid` of the commit. Blocks."""
@@ -154,7 +154,7 @@ class BareRepository:
     def has_commits(self) -> bool:
         """Whether a commit was ever fetched. Blocks briefly."""
         try:
-            with os.scandir(self.path / MARKERS_DIRECTORY) as markers:
+            with os.scandir(self.path / COMMIT_MARKERS_DIRECTORY) as markers:
                 return any(markers)
         except OSError:
             return False
@@ -162,11 +162,11 @@ class BareRepository:
     def measure_disk_bytes(self) -> int:
         """Return the bytes of the repository on the disk. Blocks."""
         size = count = 0
-        for name, status in iterate_files(self.path, MARKERS_DIRECTORY):
+        for name, status in iterate_files(self.path, COMMIT_MARKERS_DIRECTORY):
             size += get_disk_bytes(status)
             count += name.startswith("objects/pack/")
         self.has_many_packs = count >= _MANY_FILES
-        with suppress(OSError), os.scandir(self.path / MARKERS_DIRECTORY) as markers:
+        with suppress(OSError), os.scandir(self.path / COMMIT_MARKERS_DIRECTORY) as markers:
             size += sum(_MARKER_SIZE for _ in markers)
         return size + _DIRECTORIES_SIZE
 
@@ -256,7 +256,7 @@ class BareRepository:
             return False
         unfinished = self.path.with_name(f"{self.path.name}.new-{uuid4().hex}")
         create_repository(unfinished)
-        (unfinished / MARKERS_DIRECTORY).mkdir()
+        (unfinished / COMMIT_MARKERS_DIRECTORY).mkdir()
         (unfinished / "url").write_text(url + "\n")
         unfinished.rename(self.path)
         return True
@@ -320,7 +320,7 @@ class BareRepository:
 
         try:
             await self._threads.run_in_thread(begin)
-            await run_until_over(
+            await run_within_byte_limit(
                 self._limits.clock,
                 self._threads,
                 self._read_tree(commit, tree, index),
@@ -372,9 +372,9 @@ class BareRepository:
                 commit = _inspected(oid, inspection, result)
                 if commit is not None:
                     return commit
-            elif COMMIT_MISSING.search(result.stderr):
+            elif COMMIT_MISSING_PATTERN.search(result.stderr):
                 break
-            elif not COMMIT_UNADVERTISED.search(result.stderr):
+            elif not COMMIT_UNADVERTISED_PATTERN.search(result.stderr):
                 raise await self._servers.explain_failure(route, login, result)
         branch = repository.branch
         if branch and await self._servers.find_branch(repository, credential) is None:
@@ -499,7 +499,7 @@ class GitServers:
     ) -> EvaluationFailure:
         """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
         message = explain_fetch_failure(result.stderr)
-        if REDIRECT.search(result.stderr):
+        if REDIRECT_PATTERN.search(result.stderr):
             traced = await self._list_refs(route, login, "HEAD", GIT_CURL_VERBOSE="1")
             message = explain_redirect(route.url, traced.stderr)
         return _make_git_failure(message, result)

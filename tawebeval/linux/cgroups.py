@@ -43,10 +43,10 @@ from twisted.logger import Logger
 from tawebeval.config import LimitSettings
 from tawebeval.linux.kernel_files import (
     EVALUATOR_CGROUP_NAME,
-    OWN_PROCESS_NAME,
+    OWN_CGROUP_NAME,
     PROGRAM_CGROUP_PREFIX,
     CgroupDirectory,
-    KeptCgroups,
+    UnremovedCgroups,
     has_process,
     kill_and_remove,
     leave_parent_cgroup,
@@ -93,7 +93,7 @@ def find_own_cgroup(
     return path if os.path.exists(f"{path}/cgroup.controllers") else None
 
 
-def _log_kept(kept: KeptCgroups) -> None:
+def _log_kept(kept: UnremovedCgroups) -> None:
     for group, error in kept:
         log.error("the cgroup {path} cannot be removed: {error}", path=group.path, error=error)
 
@@ -281,7 +281,7 @@ def _make_parent(
     """
     if not is_delegated(own.path):
         raise OSError(None, "systemd has not delegated it to the daemon", own.path)
-    home = parent / OWN_PROCESS_NAME
+    home = parent / OWN_CGROUP_NAME
     try:
         with suppress(FileExistsError):
             parent.make_cgroup()

@@ -118,7 +118,7 @@ def measure_largest_memory(pid: int) -> int:
     return largest * _PAGE
 
 
-OWN_PROCESS_NAME = "daemon"
+OWN_CGROUP_NAME = "daemon"
 """The name of the cgroup of the process that has made a parent cgroup, below that."""
 EVALUATOR_CGROUP_NAME = "evaluator"
 """The name of the cgroup of the evaluator, below that of the evaluation with its limits."""
@@ -234,11 +234,11 @@ class CgroupDirectory:
         return []
 
 
-KeptCgroups = Sequence[tuple[CgroupDirectory, OSError]]
+UnremovedCgroups = Sequence[tuple[CgroupDirectory, OSError]]
 """Cgroups that cannot be removed, with the reasons."""
 
 
-def kill_and_remove(groups: Iterable[CgroupDirectory]) -> KeptCgroups:
+def kill_and_remove(groups: Iterable[CgroupDirectory]) -> UnremovedCgroups:
     """Kill all processes in cgroups and their descendants, and remove all of these cgroups.
 
     Blocks, about a second at most: a killed process holds its cgroup until the kernel has released
@@ -266,16 +266,16 @@ def kill_and_remove(groups: Iterable[CgroupDirectory]) -> KeptCgroups:
 
 def leave_parent_cgroup(
     parent: CgroupDirectory, own: CgroupDirectory, enabled: Sequence[str]
-) -> KeptCgroups:
+) -> UnremovedCgroups:
     """Move this process from its place below `parent` back to `own`, and remove `parent`.
 
     All other cgroups below `parent` are killed and removed first: the kernel keeps a controller
     that a child still gives to its own. `enabled` are the controllers that `own` enables for the
     sake of `parent`. Return what stays, besides `parent`.
     """
-    kept: KeptCgroups = ()
+    kept: UnremovedCgroups = ()
     with suppress(OSError):
-        home, children = parent / OWN_PROCESS_NAME, parent.list_children()
+        home, children = parent / OWN_CGROUP_NAME, parent.list_children()
         kept = kill_and_remove(each for each in children if each.path != home.path)
         given = parent.read_file("cgroup.subtree_control").split()
         for group, controllers in ((parent, given), (own, enabled)):

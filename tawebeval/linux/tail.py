@@ -373,7 +373,7 @@ class TailedProcess:
         for tail in self._tails:
             tail.reopen()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Deliver and signal nothing any more; the process goes on."""
         if not self._has_ended:
             self._has_ended = True

@@ -126,7 +126,7 @@ class RunnerStatus:
 
 
 @attrs.frozen
-class LeftProcess:
+class ResumableProcess:
     """The first process of a run that another process of the daemon has started.
 
     `description` is that of `SandboxedRun.describe_for_resume`; stdout goes on at `stdout_offset`.
@@ -407,7 +407,7 @@ class SandboxedRun(ABC):
         return self.run_limits.describe_for_resume()
 
     @abstractmethod
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
+    def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
         The first process may have ended, or be lost. Raises: OSError.
@@ -498,7 +498,7 @@ class LocalRun(SandboxedRun):
         """Let the started process drive `run`. Raises: OSError."""
         return self._trees.connect_program(run, started)
 
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
+    def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks."""
         self._use_overlay(self._trees.reopen_overlay(self.workspace))
         self.run_limits.resume(left.description)

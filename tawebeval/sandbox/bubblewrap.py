@@ -156,7 +156,7 @@ SYSTEM_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # their libraries ...
 _PROGRAM_FILES = ("/etc/alternatives", "/etc/ld.so.*")
 # ... what languages need, and what time it is ...
-_LANGUAGE_FILES = (
+_TOOLCHAIN_FILES = (
     "/etc/fonts",
     "/etc/fpc*.cfg",
     "/etc/java-*",
@@ -200,9 +200,9 @@ def build_system_options(accounts: Path) -> Iterator[str]:
         yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
 
 
-def build_language_options() -> Iterator[str]:
+def build_toolchain_options() -> Iterator[str]:
     """Yield the options for what compilers and interpreters need besides. Blocks."""
-    yield from _build_file_options(_LANGUAGE_FILES)
+    yield from _build_file_options(_TOOLCHAIN_FILES)
 
 
 def build_network_options() -> Iterator[str]:
@@ -253,7 +253,7 @@ def _make_machine_view(sandbox_files_directory: Path, has_network: bool, second:
 
     It is made anew in each second: the operator may have installed a language.
     """
-    options = [*build_system_options(sandbox_files_directory), *build_language_options()]
+    options = [*build_system_options(sandbox_files_directory), *build_toolchain_options()]
     if has_network:
         options += build_network_options()
     return SystemView(options, sandbox_files_directory / "init", _INIT)

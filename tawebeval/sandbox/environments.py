@@ -41,7 +41,7 @@ from tawebeval.sandbox.bubblewrap import (
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filters
 
-LIMITER = "/usr/bin/prlimit"
+PRLIMIT_PATH = "/usr/bin/prlimit"
 """The program in a root that runs the programs of submissions."""
 _PYTHON = "/usr/bin/python3"  # for the tools
 _INSTALL = "install util-linux in it (Alpine: util-linux-misc)"
@@ -88,7 +88,7 @@ def find_environment_root_problem(root: Path, readable: Sequence[str] = ()) -> S
         )
     for program, remedy in (
         (SHELL, "use a root file system with a shell"),
-        (LIMITER, _INSTALL),
+        (PRLIMIT_PATH, _INSTALL),
     ):
         try:
             found = locate_in_root(root, program)

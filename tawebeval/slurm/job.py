@@ -47,7 +47,7 @@ from tawebeval.linux.tail import ProgramFiles, TailedProcess
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
-    LeftProcess,
+    ResumableProcess,
     RunLimits,
     RunnerStatus,
     Sandbox,
@@ -77,9 +77,9 @@ MAX_KILL_SECONDS = 2 * KILL_ANSWER_TIMEOUT
 """The most seconds from SIGKILL to the end of a run, also on a busy machine."""
 SRUN_END_TIMEOUT = 30.0
 """Seconds after the end of an evaluator for its srun to end."""
-GONE_LOOKS = 3
+MAX_POLLS_WITHOUT_JOB = 3
 """Looks at the queue without a job until it counts as gone."""
-ENDING_LOOKS = 60
+MAX_POLLS_OF_ENDING_JOB = 60
 """Looks at the queue, over two minutes, for the nodes of a job to end it."""
 
 _PAUSE = 0.1  # between two looks at a file, as a part of the time since the last change
@@ -241,7 +241,7 @@ class Job(Workspace):
             return None
         return state
 
-    def take_output_back(self) -> bool:
+    def close_empty_output(self) -> bool:
         """Return whether nothing was printed; nothing that is printed later counts.
 
         A lost node may come back, and print. Raises: OSError.
@@ -345,7 +345,7 @@ class SlurmRunLimits(RunLimits):
         """Count the files of another job from now on."""
         self.disk = attrs.evolve(self.disk, directory=job.root, left=None)
 
-    def take_state(self, state: NodeState) -> None:
+    def apply_node_state(self, state: NodeState) -> None:
         """Take what the node tells. Removed files that are open there leave less for others."""
         self._most_disk += self._state.unlinked_bytes - state.unlinked_bytes
         self._state = state
@@ -495,7 +495,7 @@ class SlurmRun(BubblewrapRun):
         """Return what `resume_process` needs, as JSON."""
         return {**self.runner_status.build_json_object(), "job_name": self.workspace.name}
 
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> TailedProcess:
+    def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
         Raises: OSError, also if the job was being replaced by another one.
@@ -592,7 +592,7 @@ class SlurmRun(BubblewrapRun):
     def _take_state(self, state: NodeState) -> None:
         begins, status = self.state is None, self.runner_status
         self.state = state
-        self.run_limits.take_state(state)
+        self.run_limits.apply_node_state(state)
         status.node, status.job_id = state.node, state.job or status.job_id
         if state.error is not None:
             what = f"the node {state.node} could not run the evaluator: {state.error}"
@@ -650,9 +650,9 @@ class SlurmRun(BubblewrapRun):
                 self._run.restart_clock()
             return
         self._doubtful_looks += 1
-        looks = GONE_LOOKS if queued is None else 1
+        looks = MAX_POLLS_WITHOUT_JOB if queued is None else 1
         if queued is not None and queued.state == ENDING_STATE:
-            looks = ENDING_LOOKS
+            looks = MAX_POLLS_OF_ENDING_JOB
             if self._run is not None and self.state is not None and not self._is_suspended:
                 self._is_suspended = True
                 self._run.suspend_clock()
@@ -698,7 +698,7 @@ class SlurmRun(BubblewrapRun):
         lost, process = self.workspace, self._process
         try:
             if process is not None:
-                is_clean = await threads.run_in_thread(lost.take_output_back)
+                is_clean = await threads.run_in_thread(lost.close_empty_output)
                 if self._is_stopped or not (is_clean and process.is_running):
                     self._end(loss)
                     return

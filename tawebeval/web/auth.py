@@ -303,11 +303,11 @@ def find_endpoints_of_unknown_exposure(endpoints: Iterable[str]) -> list[str]:
     return unknown
 
 
-CANNOT_WRITE = (
+WRITE_REFUSAL = (
     "cannot submit or cancel, as this server has no tokens; the operator can list the origin in"
     " callers.origins"
 )
-CANNOT_READ = "cannot read this; the operator can list the origin in callers.origins"
+READ_REFUSAL = "cannot read this; the operator can list the origin in callers.origins"
 
 
 def check_origin(
@@ -340,7 +340,7 @@ def check_listing_access(headers: Headers, callers: CallerSettings) -> None:
         raise Unauthorized(
             "the list of evaluations needs a token; the operator can set callers.tokens"
         )
-    check_origin(headers, callers.origins, CANNOT_READ, is_host_checked=True)
+    check_origin(headers, callers.origins, READ_REFUSAL, is_host_checked=True)
 
 
 # Of all, of one caller with a token, and of one evaluation, at most.
@@ -510,7 +510,7 @@ class EvaluationLinks:
                 self._cut_readers(identifier)
 
     def _check_room(self, caller: str) -> None:
-        if caller == ANONYMOUS_CALLER and self.evaluations_share.is_part_used_up(caller):
+        if caller == ANONYMOUS_CALLER and self.evaluations_share.is_quota_used_up(caller):
             # Clients without tokens cannot be told apart: one could keep all places for 30 days.
             first = min(
                 self.linked_evaluations,

@@ -24,7 +24,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.web.auth import CANNOT_READ, check_origin
+from tawebeval.web.auth import READ_REFUSAL, check_origin
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     cache_short_queries,
@@ -73,14 +73,14 @@ class EventQuery:
     """The query of a request for events.
 
     `max_bytes` is the maximum of bytes of events on a page, None = the daemon's. `wait_seconds` is
-    None if the query has none. If `with_times`, each event has its time.
+    None if the query has none. If `includes_times`, each event has its time.
     """
 
     after_cursor: str | None
     skip_count: int = 0
     wait_seconds: int | None = None
     max_bytes: int | None = None
-    with_times: bool = False
+    includes_times: bool = False
 
 
 @cache_short_queries
@@ -150,7 +150,7 @@ def send_page(
             query.after_cursor,
             request.caller,
             query.max_bytes,
-            with_times=query.with_times,
+            includes_times=query.includes_times,
             is_observer=is_observer,
         )
     except EventsEvicted:
@@ -168,7 +168,7 @@ def send_page(
             query.after_cursor,
             request.caller,
             query.max_bytes,
-            with_times=query.with_times,
+            includes_times=query.includes_times,
             is_observer=is_observer,
             wait_seconds=0 if is_head else wait,
         )
@@ -194,7 +194,7 @@ def _prepare_page(
         headers = _POLL_AGAIN
     if next_path and page.end_cursor is not None:
         limit = "" if query.max_bytes is None else f"&limit={query.max_bytes}"
-        times = "&times=1" if query.with_times else ""
+        times = "&times=1" if query.includes_times else ""
         link = f'Link: <{next_path}?after={page.end_cursor}{limit}{times}>; rel="next"\r\n'
         headers += link.encode()
     request.encoded_headers = _PAGE_HEADERS % (len(body), headers)
@@ -212,7 +212,7 @@ async def _send_websocket_messages(
     origins = registry.context.configuration.callers.origins
     if "*" not in origins:
         # Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
-        check_origin(request.requestHeaders, origins, CANNOT_READ)
+        check_origin(request.requestHeaders, origins, READ_REFUSAL)
     prepare_handshake(request)
     subscription = await _subscribe(registry, request, identifier, query)
     request.waits_for_evaluation = True
@@ -268,7 +268,7 @@ async def _subscribe(
         is_observer=request.is_read_only or request.method == b"HEAD",
     )
     if subscription is not None:
-        subscription.with_times = query.with_times
+        subscription.includes_times = query.includes_times
     return subscription
 
 

@@ -119,7 +119,7 @@ class EvaluationLists:
         wanted = parse_filter(parameters)
         own_limit = _parse_own_limit(request)
         if own_limit is None and service.other_daemons:
-            self.joint_lists.take_within_part(1, request.caller)
+            self.joint_lists.take_within_quota(1, request.caller)
             try:
                 return await self._list_all(request, after, parameters)
             finally:

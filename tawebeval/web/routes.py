@@ -48,7 +48,6 @@ from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import (
-    CANNOT_WRITE,
     EVALUATE_PROBLEM_ROUTE,
     EVENTS_ROUTE,
     LINKS_ROUTE,
@@ -57,6 +56,7 @@ from tawebeval.web.auth import (
     SAFE_METHODS,
     STATUS_ROUTE,
     SUBMISSION_ROUTE,
+    WRITE_REFUSAL,
     Authentication,
     EvaluationLinks,
     check_link_access,
@@ -530,7 +530,7 @@ class KleinApplication(Resource):
         if authentication.is_token_optional:
             callers = self.context.configuration.callers
             if request.method not in SAFE_METHODS and not callers.open:
-                check_origin(request.requestHeaders, callers.origins, CANNOT_WRITE)
+                check_origin(request.requestHeaders, callers.origins, WRITE_REFUSAL)
         token = authentication.authenticate_token(authorization, request.method)
         if token.permitted_problems is not None:
             check_problem_access(token.permitted_problems, *self._match_request(request))

@@ -206,7 +206,7 @@ class FormReceiver:
             raise _make_form_error(error) from None
 
     def _count_stored(self, size: int) -> None:
-        self._submissions.share.take_within_part(size, self._caller)
+        self._submissions.share.take_within_quota(size, self._caller)
         self._stored_bytes += size
 
     def _check_beginning(self, chunk: bytes) -> None:

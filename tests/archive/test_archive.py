@@ -180,7 +180,7 @@ class ReadingTests(ArchiveTestCase):
         self.assertEqual(self.run_now(events.read(2000, 10_000)).count, 0)
 
     def test_events_have_their_times_on_request(self) -> None:
-        lines = self.run_now(self.find().read(7, 100, with_times=True)).lines
+        lines = self.run_now(self.find().read(7, 100, includes_times=True)).lines
         self.assertEqual(lines, self.lines[7][:-2] + b',"time":"7.000"}\n')
 
     def test_other_caller_finds_nothing_and_opens_nothing(self) -> None:
@@ -345,7 +345,7 @@ class RemovalTests(ArchiveTestCase):
                 kept.append(self.rows.rows.pop(name))  # it is in the archive no more
             return name == "live"
 
-        self.archive.release_copy = release
+        self.archive.on_removal = release
         for name in ("live", "old"):
             self.store(name, ended=NOW - 100 * DAY)
         self.assertEqual(self.remove(), [])

@@ -82,21 +82,21 @@ class FileTestCase(SynchronousTestCase):
         return write_evaluation(self.path, HEADER, rings, END, format_time, max_bytes)
 
     def read(
-        self, cursor: int = 0, max_bytes: int = PLENTY, *, with_times: bool = False
+        self, cursor: int = 0, max_bytes: int = PLENTY, *, includes_times: bool = False
     ) -> EventBatch:
-        return read_events(self.path, cursor, max_bytes, with_times=with_times)
+        return read_events(self.path, cursor, max_bytes, includes_times=includes_times)
 
 
 class ReadingTests(FileTestCase):
     @given(batches, st.integers(1, 5), st.integers(1, 3000), st.booleans())
     def test_page_at_any_cursor_has_as_many_events_as_fit(
-        self, batches: Batches, per_ring: int, max_bytes: int, with_times: bool
+        self, batches: Batches, per_ring: int, max_bytes: int, includes_times: bool
     ) -> None:
-        lines = list_events(batches)[with_times]
+        lines = list_events(batches)[includes_times]
         self.assertEqual(self.write(batches, per_ring), len(lines))
         self.assertRaises(DamagedArchiveFile, self.read, len(lines))
         for cursor in range(len(lines)):
-            batch = self.read(cursor, max_bytes, with_times=with_times)
+            batch = self.read(cursor, max_bytes, includes_times=includes_times)
             self.assertEqual(batch.lines, b"".join(lines[cursor : cursor + batch.count]))
             following = lines[cursor + batch.count : cursor + batch.count + 1]
             self.assertGreater(batch.count, 0)
@@ -134,7 +134,7 @@ class ReadingTests(FileTestCase):
         self.assertEqual(count, 2)
         self.assertEqual(self.read(1).lines, LOST_EVENT.lines)
         timed = LOST_EVENT.lines.replace(b"}\n", b',"time":"1"}\n')
-        self.assertEqual(self.read(1, with_times=True).lines, timed)
+        self.assertEqual(self.read(1, includes_times=True).lines, timed)
 
 
 class DamageTests(FileTestCase):

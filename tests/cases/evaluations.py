@@ -26,7 +26,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.run import KILL_GRACE, Run
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.evaluations.starting import enter_queue
+from tawebeval.evaluations.starting import queue_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
@@ -114,7 +114,7 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def begin(self) -> None:
         """Begin the evaluation, with this case as its queue."""
-        enter_queue(self.evaluation, self)
+        queue_evaluation(self.evaluation, self)
 
     def write_file(self) -> bytes:
         """Write a file as the evaluator may; return the block that names it."""

@@ -1,6 +1,6 @@
 r"""Reference parser of SEGI: slow, obvious, and on the whole of stdout at once.
 
-`parse_events` follows the words of the contract, section 4, and of docs/evaluators.md, and shares
+`parse_events` follows the words of docs/evaluators.md, and shares
 no code with `core.segi`. `check_reference` compares these with the reference.
 """
 

@@ -91,7 +91,7 @@ class OtherTests(SynchronousTestCase):
 
     def test_error_that_events_follow_is_shown_as_data(self) -> None:
         forged = EvaluationError(
-            *("exit", "it failed"), written='{"type":"evaluation_error","reason":"exit"}'
+            *("exit", "it failed"), raw_json='{"type":"evaluation_error","reason":"exit"}'
         )
         data, real = "evaluation_error: reason: exit\n", EvaluationError("timeout", "too long")
         for events, out, notes in (

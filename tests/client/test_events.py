@@ -40,24 +40,24 @@ class EventTests(SynchronousTestCase):
     """Events."""
 
     def test_data_keeps_its_text_and_has_a_value(self) -> None:
-        for written in ("1.50", '{"a": [ 1e2, "\\u00e9" ]}', "9" * 400, "null", '"x"'):
-            event = parse("data", written)
-            self.assertEqual(event, Data(written))
+        for raw_json in ("1.50", '{"a": [ 1e2, "\\u00e9" ]}', "9" * 400, "null", '"x"'):
+            event = parse("data", raw_json)
+            self.assertEqual(event, Data(raw_json))
             assert isinstance(event, Data)
-            self.assertEqual(event.payload, json.loads(written))
+            self.assertEqual(event.payload, json.loads(raw_json))
 
     def test_only_a_broken_block_lets_the_evaluation_go_on(self) -> None:
         for reason, final in (("protocol", False), ("timeout", True), ("exit", True)):
             payload = {"type": "evaluation_error", "reason": reason, "message": "x"}
             event = parse("data", json.dumps(payload))
             assert isinstance(event, EvaluationError)
-            self.assertEqual(event.final, final)
+            self.assertEqual(event.is_failure, final)
 
     def test_value_that_python_refuses_is_still_an_event(self) -> None:
-        for written in ("9" * 5000, "[" * 900 + "]" * 900):
-            event = parse("data", written)
+        for raw_json in ("9" * 5000, "[" * 900 + "]" * 900):
+            event = parse("data", raw_json)
             assert isinstance(event, Data)
-            self.assertEqual(event.written, written)
+            self.assertEqual(event.raw_json, raw_json)
         with self.assertRaises(ValueError):
             _ = Data("9" * 5000).payload
         with self.assertRaises(ValueError):
@@ -69,7 +69,7 @@ class EventTests(SynchronousTestCase):
                 at(frames - 1)
                 return
             read = parse_page(page(*sent), None).events
-            self.assertEqual([event.written for event in read if isinstance(event, Data)], values)
+            self.assertEqual([event.raw_json for event in read if isinstance(event, Data)], values)
             self.assertEqual(read[0], Text("[{"))
             self.assertIsInstance(read[1], File)
 
@@ -91,7 +91,7 @@ class EventTests(SynchronousTestCase):
         event = parse("data", json.dumps(whole))
         self.assertEqual(event, File("a", "b", b"\0\1"))
         assert isinstance(event, File)
-        self.assertEqual(json.loads(event.written), whole)
+        self.assertEqual(json.loads(event.raw_json), whole)
         for name, value in (
             ("type", "File"),
             ("filename", 1),

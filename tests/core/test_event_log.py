@@ -340,13 +340,13 @@ class MemoryTests(SynchronousTestCase):
     def test_caller_whose_newest_segments_leave_has_room_again(self) -> None:
         told: list[bool] = []
         memory = EventMemory(400)
-        memory.fixed_share.on_room = lambda: told.append(
-            memory.fixed_share.is_part_used_up("alice")
+        memory.fixed_share.on_quota_freed = lambda: told.append(
+            memory.fixed_share.is_quota_used_up("alice")
         )
         log = EventLog(memory, caller="alice")
         for value in range(9):
             log.append_batch(number(value), 0)
-        self.assertTrue(memory.fixed_share.is_part_used_up("alice"))
+        self.assertTrue(memory.fixed_share.is_quota_used_up("alice"))
         log.discard()
         self.assertEqual(told, [False])
 

@@ -30,7 +30,7 @@ from tests.cases.strategies import classify, decode, texts
 
 
 def text_events(block: bytes) -> list[str]:
-    """Return the text events of a block: the rule of the contract, section 4, word by word."""
+    """Return the text events of a block: the rule of docs/evaluators.md, word by word."""
     events = []
     for index, line in enumerate(block.split(b"\n")):
         if index:

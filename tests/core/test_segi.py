@@ -632,7 +632,7 @@ some_bytes = st.one_of(
 
 
 def decoded(data: bytes) -> str:
-    """Decode as the contract, section 4, has it."""
+    """Decode as docs/evaluators.md has it."""
     return data.decode("utf-8", "replace")
 
 

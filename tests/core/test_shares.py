@@ -1,4 +1,4 @@
-"""`core.shares`: parts of callers, the room of the others, and retries of refused clients."""
+"""`core.shares`: quotas of callers, the room of the others, and retries of refused clients."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ PACKAGE = Path(tawebeval.__file__).parent
 
 class ShareTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.share = Share(SharedResource.UPLOADS, 100, 40, "your part is used up", "full", 7)
+        self.share = Share(SharedResource.UPLOADS, 100, 40, "your quota is used up", "full", 7)
 
     def refuse(self, error: type[ServerBusy], amount: int, caller: str) -> None:
         """Check that a caller cannot take an amount, and that nothing is counted."""
         used = self.share.used
         with self.assertRaises(ServerBusy) as caught:
-            self.share.take_within_part(amount, caller)
+            self.share.take_within_quota(amount, caller)
         self.assertIs(type(caught.exception), error)
         self.assertEqual((caught.exception.retry_after, self.share.used), (7, used))
 
     def test_greedy_caller_gets_its_part_and_others_get_theirs(self) -> None:
-        self.share.take_within_part(40, "alice")
-        self.assertTrue(self.share.is_part_used_up("alice"))
+        self.share.take_within_quota(40, "alice")
+        self.assertTrue(self.share.is_quota_used_up("alice"))
         self.refuse(CallerQuotaExceeded, 1, "alice")
-        self.share.take_within_part(40, "bob")
-        self.share.take_within_part(20, "carol")
+        self.share.take_within_quota(40, "bob")
+        self.share.take_within_quota(20, "carol")
         self.refuse(ServerBusy, 1, "carol")
         self.assertTrue(self.share.is_used_up)
         self.share.give_back(1, "alice")
-        self.share.take_within_part(1, "carol")
+        self.share.take_within_quota(1, "carol")
         self.assertEqual(self.share.list_callers(), ["bob", "alice", "carol"])
 
     def test_what_a_caller_has_beyond_its_part_is_not_taken_from_others(self) -> None:
         self.share.take(90, "alice")
         self.refuse(CallerQuotaExceeded, 1, "alice")
-        self.share.take_within_part(40, "bob")
-        self.share.take_within_part(20, "carol")
+        self.share.take_within_quota(40, "bob")
+        self.share.take_within_quota(20, "carol")
         self.refuse(ServerBusy, 1, "carol")
 
     def test_check_reserves_nothing(self) -> None:
@@ -55,12 +55,12 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(self.share.used, 0)
 
     def test_clients_without_tokens_may_take_all(self) -> None:
-        self.share.take_within_part(100, ANONYMOUS_CALLER)
+        self.share.take_within_quota(100, ANONYMOUS_CALLER)
         self.refuse(ServerBusy, 1, ANONYMOUS_CALLER)
 
     def test_caller_is_not_blamed_for_others_if_its_part_is_all(self) -> None:
-        self.share.part = None
-        self.share.take_within_part(100, "alice")
+        self.share.quota = None
+        self.share.take_within_quota(100, "alice")
         self.refuse(ServerBusy, 1, "alice")
 
     def test_room_is_made_by_what_a_caller_can_spare_then_by_what_all_can(self) -> None:
@@ -74,11 +74,11 @@ class ShareTests(SynchronousTestCase):
             return True
 
         self.share.make_room = make_room
-        self.share.take_within_part(40, "alice")
-        self.share.take_within_part(3, "alice")
-        self.share.take_within_part(40, "bob")
+        self.share.take_within_quota(40, "alice")
+        self.share.take_within_quota(3, "alice")
+        self.share.take_within_quota(40, "bob")
         self.refuse(CallerQuotaExceeded, 2, "bob")
-        self.share.take_within_part(25, "carol")
+        self.share.take_within_quota(25, "carol")
         self.assertEqual(asked, [(3, "alice"), (2, "bob"), (5, None)])
         self.assertEqual(dict(self.share.used_by_caller), {"alice": 35, "bob": 40, "carol": 25})
 

@@ -25,7 +25,7 @@ from tawebeval.daemon import startup as module
 from tawebeval.daemon.configuration import check_visible_paths
 from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
-from tawebeval.evaluations.starting import LeftEvaluations
+from tawebeval.evaluations.starting import InheritedResources
 from tawebeval.evaluations.store import EvaluationDetails, RunRow
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.probe import ProbeDirectories
@@ -97,7 +97,7 @@ class StartupTests(SynchronousTestCase):
         accounts.mkdir()
         self.parts: Any = FakeParts(accounts)
         self.sandbox: Any = SimpleNamespace(writable_trees=self.parts)
-        self.left = LeftEvaluations()
+        self.left = InheritedResources()
         self.asked: dict[str, tuple[object, ...]] = {}
         for name, noted in (
             ("kill_processes_below", "end"),
@@ -154,7 +154,7 @@ class StartupTests(SynchronousTestCase):
         description = {"kind": "slurm", "job_name": "tawebeval-1"}
         run = RunRow(7, 7, "/checkout", None, sandbox_description=description)
         for left in ([EvaluationDetails("a", b"", 0, 1, run=run)], []):
-            self.left = LeftEvaluations(left)
+            self.left = InheritedResources(left)
             self.make().startService()
             self.assertEqual(files & self.accounts, files if left else set())
 
@@ -178,7 +178,7 @@ class StartupTests(SynchronousTestCase):
 
     def test_programs_and_cgroups_that_no_evaluation_needs_are_removed(self) -> None:
         run = RunRow(7, 7, "/checkout", None, sandbox_description={"group": "evaluation-a"})
-        self.left = LeftEvaluations([EvaluationDetails("a", b"", 0, 1, run=run)])
+        self.left = InheritedResources([EvaluationDetails("a", b"", 0, 1, run=run)])
         kept = EVALUATIONS / derive_directory_name("a") / "output"
         stray = EVALUATIONS / "stray" / "output"
         self.parts.programs = (kept, stray, Path("/elsewhere/x"))

@@ -46,7 +46,7 @@ from tawebeval.evaluations.eventlog import (
     EvaluationEvents,
     EventFiles,
     RecordedStdout,
-    make_load_slots,
+    make_segment_load_slots,
     read_ended_evaluation,
 )
 from tawebeval.evaluations.reading import Subscription
@@ -181,7 +181,7 @@ class LogMachine(RuleBasedStateMachine):
                 )
                 answer = "there is no such file" if content is None else content
                 recorded.store_file(answer)
-                recorded.answer_file(answer)
+                recorded.supply_or_refuse_file(answer)
         self.look()
 
     @rule(part=st.floats(0, 1), max_bytes=st.integers(1, 2000))
@@ -347,7 +347,7 @@ class ChangedStdoutTests(SynchronousTestCase):
         recorded.feed(self.files.read_stdout(recorded.stdout_bytes, 600))
         self.assertIsNotNone(recorded.parser.awaited_file)
         recorded.store_file(b"content")
-        recorded.answer_file(b"content")
+        recorded.supply_or_refuse_file(b"content")
         self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
 
     def test_delivered_events_are_an_error_if_a_file_that_they_name_is_gone(self) -> None:
@@ -355,7 +355,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\nend\n")
         self.recorded.feed(self.files.read_stdout(500, 600))
         self.recorded.store_file(b"content")
-        self.recorded.answer_file(b"content")
+        self.recorded.supply_or_refuse_file(b"content")
         self.recorded.finish()
         segments = (self.directory / "segments").read_bytes()
         (self.directory / "segments").write_bytes(segments[:-1])  # torn by a power failure
@@ -384,7 +384,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             self.recorded.feed(self.files.read_stdout(begin, begin + 100))
             if self.recorded.parser.awaited_file is not None:
                 self.recorded.store_file(b"x" * 30)
-                self.recorded.answer_file(b"x" * 30)
+                self.recorded.supply_or_refuse_file(b"x" * 30)
         for recorded in (self.recorded, self.restore()):
             recorded.log.acknowledge(self.recorded.log.end_cursor - 20)
             recorded.free_discarded_files()
@@ -402,7 +402,7 @@ class ChangedStdoutTests(SynchronousTestCase):
                 self.recorded.parse_pending()
             else:
                 self.recorded.store_file(b"x" * 100_000)
-                self.recorded.answer_file(b"x" * 100_000)
+                self.recorded.supply_or_refuse_file(b"x" * 100_000)
         self.assertLess(self.recorded.log._memory.share.used, 1_000_000)
 
     def test_full_disk_is_an_error(self) -> None:
@@ -459,7 +459,7 @@ class Source:
                 content = read_file(path.encode(errors="surrogateescape"))
                 answer = "there is no such file" if content is None else content
                 self.stdout.store_file(answer)
-                self.stdout.answer_file(answer)
+                self.stdout.supply_or_refuse_file(answer)
         self.events.change_condition.notify()
 
     def end(self, last: EventBatch | None = None) -> None:
@@ -491,7 +491,7 @@ class ReadingMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.threads = SlowThreads()
         memory = EventMemory(max_bytes)
-        self.source = Source(self.directory, memory, self.threads, make_load_slots(), "")
+        self.source = Source(self.directory, memory, self.threads, make_segment_load_slots(), "")
         self.events, self.log = self.source.events, self.source.log
         self.page_cursors = {"first": 0, "second": 0}
         self.pending: list[Deferred[None]] = []
@@ -508,7 +508,7 @@ class ReadingMachine(RuleBasedStateMachine):
             self.no_reader_has_failed()
             assert all(one.called for one in self.pending)
             assert self.source.open_files == []
-            if not self.events.keeps_files:
+            if not self.events.keeps_acknowledged_files:
                 assert not self.source.stdout.has_discarded_files
         finally:
             self.source.files.close()
@@ -597,7 +597,7 @@ class ReadingMachine(RuleBasedStateMachine):
     @rule(keeps=st.booleans())
     def keep_files(self, keeps: bool) -> None:
         """Let the archive need the files, or not any more."""
-        self.events.keeps_files = keeps
+        self.events.keeps_acknowledged_files = keeps
         self.events.free_discarded_files()
 
     @rule(count=st.integers(1, 5))
@@ -621,7 +621,7 @@ class ReadingTestCase(SynchronousTestCase):
         self.patch(eventlog, "_PUNCHED", 1)
         self.threads = SlowThreads()
         self.memory = EventMemory(0)
-        self.slots = make_load_slots()
+        self.slots = make_segment_load_slots()
         self.source = self.make()
         self.events, self.log = self.source.events, self.source.log
 
@@ -646,7 +646,7 @@ class LoadTests(ReadingTestCase):
         newest = self.log.end_cursor - 1
         batch = self.events.read_now(newest, PLENTY)
         self.assertEqual(batch.lines, self.log.lines[newest])
-        timed = self.events.read_now(newest, PLENTY, with_times=True)
+        timed = self.events.read_now(newest, PLENTY, includes_times=True)
         self.assertIn(b'"time":"1970-01-01T00:00:00.000+00:00"', timed.lines)
 
     def test_evicted_events_are_loaded_by_a_thread(self) -> None:
@@ -733,10 +733,10 @@ class FileTests(ReadingTestCase):
         self.assertEqual(self.threads.waiting, [])
 
     def test_archive_keeps_the_files(self) -> None:
-        self.events.keeps_files = True
+        self.events.keeps_acknowledged_files = True
         self.events.acknowledge(8)
         self.assertEqual(self.threads.waiting, [])
-        self.events.keeps_files = False
+        self.events.keeps_acknowledged_files = False
         self.events.free_discarded_files()
         self.assertEqual(len(self.threads.waiting), 1)
 

@@ -27,7 +27,7 @@ from tawebeval.core.form import (
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.reading import build_listing_entry, build_status
+from tawebeval.evaluations.reading import build_list_entry, build_status
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.webhooks.records import CallbackRecord
@@ -65,7 +65,7 @@ class StoryTests(EvaluationTestCase):
         self.world.clock.advance(3)
         self.world.child.end()
         self.world.turn()
-        self.evaluation.enter(EvaluationState.DRAINED)
+        self.evaluation.enter_state(EvaluationState.DRAINED)
         story = self.story()
         self.assertEqual(story[0], f"queued; caller '', commit {OID}")
         self.assertEqual(story[1], "fetching after 1.000 s")
@@ -361,7 +361,7 @@ class StatusTests(EvaluationTestCase):
         self.world.child.end()
         self.world.turn()
         self.assertEqual(self.status()["results"], shown)
-        self.assertEqual(build_listing_entry(self.evaluation.details)["results"], shown)
+        self.assertEqual(build_list_entry(self.evaluation.details)["results"], shown)
 
     def test_finished_status_has_exit_and_usage(self) -> None:
         self.begin()

@@ -28,7 +28,7 @@ from tawebeval.errors import (
     build_limit_failure,
 )
 from tawebeval.evaluations import eventlog, service
-from tawebeval.evaluations.starting import LeftEvaluations, read_all_events
+from tawebeval.evaluations.starting import InheritedResources, read_all_events
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.filetree import remove_tree
@@ -490,7 +490,9 @@ class EndedTests(RestoringTestCase):
 
     def last_event(self, identifier: str) -> bytes:
         cursor = str(self.registry.records[identifier].events.log.end_cursor - 1)
-        return self.registry.events.read_page_now(identifier, cursor, with_times=True).events.lines
+        return self.registry.events.read_page_now(
+            identifier, cursor, includes_times=True
+        ).events.lines
 
     def test_evaluation_that_never_started_is_as_it_was(self) -> None:
         self.world.repositories.fail("repository", "no")
@@ -650,7 +652,9 @@ class CallbackTests(RestoringTestCase):
         sent = self.start_callback()
         self.consume(sent[1]["evaluation_id"])
         for _ in range(2):
-            self.assertEqual(LeftEvaluations(self.world.store.load_live()).directory_names, set())
+            self.assertEqual(
+                InheritedResources(self.world.store.load_live()).directory_names, set()
+            )
             self.restart()
             self.assertEqual(self.callbacks.sent, [sent])
             self.assertEqual(self.list_all(), [])
@@ -664,7 +668,7 @@ class CallbackTests(RestoringTestCase):
         self.restart()
         self.assertEqual(self.callbacks.sent, [sent])
         # The row outlives the copy in the archive.
-        self.assertTrue(self.world.archive.release_copy(identifier))
+        self.assertTrue(self.world.archive.on_removal(identifier))
         self.restart()
         self.assertEqual(self.callbacks.sent, [sent])
 
@@ -720,9 +724,9 @@ class LeftEvaluationsTests(RestoringTestCase):
     def test_names_of_what_is_needed(self) -> None:
         self.patch(FakeSandboxedRun, "describe_for_resume", lambda _: {"group": "group"})
         running, queued = self.accept(), self.accept()
-        left = LeftEvaluations(self.world.store.load_live())
+        left = InheritedResources(self.world.store.load_live())
         both = {derive_directory_name(one) for one in (running, queued)}
         self.assertEqual(left.directory_names, both | {"some"})
         self.assertEqual(left.running_directory_names, {derive_directory_name(running)})
         self.assertEqual(left.cgroup_names, {"group"})
-        self.assertEqual(LeftEvaluations().cgroup_names, set())
+        self.assertEqual(InheritedResources().cgroup_names, set())

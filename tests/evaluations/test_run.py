@@ -407,7 +407,7 @@ class OutputTests(RunTestCase):
             run = self.make_run(deadline=100)
             child = FakeChild(self.clock, run)
             run.makeConnection(child)
-            run.go_on()
+            run.resume_reading()
             self.assertEqual(child.signals, signals)
 
     def test_slow_reads_end_the_run(self) -> None:
@@ -522,7 +522,7 @@ class FileTests(RunTestCase):
         run.makeConnection(child)
         self.turn()
         self.wanted.clear()
-        run.go_on()
+        run.resume_reading()
         self.turn()
         self.assertEqual([path for path, _ in self.wanted], ["a"])
 

@@ -303,7 +303,7 @@ class DiskTests(RegistryTestCase):
 
 class SpoolTests(RegistryTestCase):
     def send(self, size: int, **settings: Any) -> str:
-        self.registry.submissions.share.take_within_part(size, "")
+        self.registry.submissions.share.take_within_quota(size, "")
         return self.registry.accept_form(
             ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=size, **settings)
         )

@@ -458,20 +458,20 @@ class ArchiveTests(RegistryTestCase):
             status = self.status(identifier)
             assert status is not None
             self.assertEqual((status["state"], status["archived"]), (state, True))
-            self.assertEqual(self.archive.ended[-1].end_document["status"]["state"], state)
+            self.assertEqual(self.archive.ended[-1].status_line["status"]["state"], state)
         self.assertEqual((len(self.world.store.rows), self.world.disk.used), (2, 0))
 
     def test_unread_evaluation_outlives_its_copy_in_the_archive(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.assertIsNotNone(self.status(identifier))
-        self.assertTrue(self.archive.release_copy(identifier))
+        self.assertTrue(self.archive.on_removal(identifier))
         self.assertIsNone(self.status(identifier))
         (row,) = self.world.store.load_live()
         self.assertEqual((row.identifier, row.archived), (identifier, None))
         self.assertEqual(self.consume(identifier), ["a", "\n"])
         self.assertEqual(self.world.store.rows, {})
-        self.assertFalse(self.archive.release_copy(identifier))
+        self.assertFalse(self.archive.on_removal(identifier))
 
     def test_late_callback_brings_back_no_row_that_the_archive_has_removed(self) -> None:
         ends: list[Callable[[], object]] = []
@@ -486,7 +486,7 @@ class ArchiveTests(RegistryTestCase):
             if is_delivered_first:
                 callback.state = CallbackState.DELIVERED
             # The row stays until the callback is delivered.
-            is_kept = self.archive.release_copy(identifier)
+            is_kept = self.archive.on_removal(identifier)
             self.assertEqual(is_kept, not is_delivered_first)
             if not is_kept:
                 self.world.store.delete(identifier)
@@ -502,7 +502,7 @@ class ArchiveTests(RegistryTestCase):
         self.page(identifier, "2")
         record = self.registry.records[identifier]
         self.page(identifier, END)
-        self.assertTrue(record.events.keeps_files)
+        self.assertTrue(record.events.keeps_acknowledged_files)
         self.assertEqual((record.details.is_removed, self.world.disk.used), (False, 2))
         self.archive.gate.open()
         self.assertEqual((record.details.is_removed, self.world.disk.used), (True, 0))

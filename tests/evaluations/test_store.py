@@ -441,9 +441,9 @@ class OpeningTests(StoreTestCase):
     def test_newer_format_stops_the_start(self) -> None:
         self.fill(1)
         with closing(sqlite3.connect(self.path)) as connection:
-            connection.execute(f"PRAGMA user_version = {store_module.FORMAT + 1}")
+            connection.execute(f"PRAGMA user_version = {store_module.STORE_FORMAT + 1}")
         error = self.assertRaises(ConfigurationError, self.open)
-        self.assertIn("has the format 2, and this tawebeval knows 1; install", str(error))
+        self.assertIn("has the format 2; this tawebeval knows 1; install", str(error))
         self.assertEqual(self.set_aside(), [])
 
     def test_file_that_cannot_be_opened_stops_the_start(self) -> None:
@@ -477,7 +477,7 @@ class OpeningTests(StoreTestCase):
             found, lines = self.reopen()
             self.assertEqual(found, [], name)
             self.assertIn(f"{self.path} is damaged, and the daemon begins without", lines[0])
-            self.assertEqual(len(self.set_aside()), min(number, store_module.MAX_SET_ASIDE))
+            self.assertEqual(len(self.set_aside()), min(number, store_module.MAX_DAMAGED_DATABASES))
             self.assertEqual(self.set_aside()[-1].stat().st_mode & 0o777, 0o600)
             self.assertEqual(self.reopen(), ([], []), name)
 

@@ -16,7 +16,7 @@ class FakeArchive:
         self.gate = Gate()
         self.ended: list[EndedEvaluation] = []
         self.asked: list[tuple[str, str]] = []
-        self.release_copy: Callable[[str], bool] = lambda identifier: False
+        self.on_removal: Callable[[str], bool] = lambda identifier: False
 
     async def find_events(self, identifier: str, caller: str) -> None:
         self.asked.append((identifier, caller))

@@ -143,7 +143,7 @@ class FakeChild:
         self.rest_wanted = True
         self._clock.callLater(0, self._read)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Deliver nothing any more; it goes on."""
         self.is_running = False
         self._protocol, self._reason = ProcessProtocol(), Failure(ProcessDone(0))

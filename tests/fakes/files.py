@@ -10,7 +10,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 
 from tawebeval.core.evaluations import ListEntry
-from tawebeval.core.events import Mark
+from tawebeval.core.events import BatchMark
 from tawebeval.evaluations.store import (
     EvaluationDetails,
     LinkRow,
@@ -27,7 +27,7 @@ class MemoryEventFiles:
     """
 
     stdout: bytearray = attrs.field(factory=bytearray)
-    marks: list[Mark] = attrs.field(factory=list)
+    marks: list[BatchMark] = attrs.field(factory=list)
     segments: list[Any] = attrs.field(factory=list)
     named: dict[int, bytes | str] = attrs.field(factory=dict)
     error: OSError | None = None
@@ -51,12 +51,12 @@ class MemoryEventFiles:
     def punch_stdout(self, before: int) -> None:
         self.freed = before, self.freed[1]
 
-    def write_mark(self, number: int, mark: Mark) -> None:
+    def write_mark(self, number: int, mark: BatchMark) -> None:
         if self.error is not None:
             raise self.error
         self.marks[number:] = [mark]
 
-    def read_marks(self, first: int, end: int | None = None) -> list[Mark]:
+    def read_marks(self, first: int, end: int | None = None) -> list[BatchMark]:
         return self.marks[first:end]
 
     def append_segment(self, record: Any) -> None:

@@ -21,7 +21,13 @@ from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import StartedProgram
-from tawebeval.sandbox.base import Environment, EvaluatorExit, LeftProcess, RunLimits, RunnerStatus
+from tawebeval.sandbox.base import (
+    Environment,
+    EvaluatorExit,
+    ResumableProcess,
+    RunLimits,
+    RunnerStatus,
+)
 from tawebeval.sandbox.disk import DiskUsage
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tests.fakes.children import NO_PROCESS, FakeChild, FakeSpawner
@@ -103,7 +109,7 @@ class FakeSandboxedRun:
     def connect_process(self, run: ProcessProtocol, started: LaunchSpec) -> FakeChild:
         return self._spawner.adopt_child(run, started)
 
-    def resume_process(self, run: ProcessProtocol, left: LeftProcess) -> FakeChild:
+    def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> FakeChild:
         """Let the process drive `run`; note how it was found."""
         if self.unable is not None:
             raise self.unable

@@ -5,11 +5,11 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.git.command import (
-    COMMIT_MISSING,
-    COMMIT_UNADVERTISED,
-    DISK_ERROR,
-    REDIRECT,
-    REPOSITORY_CORRUPT,
+    COMMIT_MISSING_PATTERN,
+    COMMIT_UNADVERTISED_PATTERN,
+    DISK_ERROR_PATTERN,
+    REDIRECT_PATTERN,
+    REPOSITORY_CORRUPT_PATTERN,
     explain_fetch_failure,
     explain_redirect,
     is_git_killed_by_kernel,
@@ -88,15 +88,15 @@ class ClassificationTests(SynchronousTestCase):
             OTHERS,
         )
         patterns = (
-            (COMMIT_UNADVERTISED, UNADVERTISED),
-            (COMMIT_MISSING, MISSING),
-            (REPOSITORY_CORRUPT, CORRUPT),
+            (COMMIT_UNADVERTISED_PATTERN, UNADVERTISED),
+            (COMMIT_MISSING_PATTERN, MISSING),
+            (REPOSITORY_CORRUPT_PATTERN, CORRUPT),
         )
         for own in classes:
             for printed in own:
                 for pattern, matching in patterns:
                     self.assertEqual(bool(pattern.search(printed)), own is matching, printed)
-                disk_error = DISK_ERROR.search(printed)
+                disk_error = DISK_ERROR_PATTERN.search(printed)
                 self.assertEqual(disk_error and disk_error[1], DISK_ERRORS.get(printed), printed)
                 self.assertEqual(is_git_killed_by_kernel(128, printed), own is KILLED, printed)
                 for serving in (False, True):
@@ -162,10 +162,12 @@ class ClassificationTests(SynchronousTestCase):
 
     def test_redirect(self) -> None:
         self.assertIsNone(
-            REDIRECT.search(f"remote: {ACCESS} The requested URL returned error: 301")
+            REDIRECT_PATTERN.search(f"remote: {ACCESS} The requested URL returned error: 301")
         )
-        self.assertIsNone(REDIRECT.search(f"{ACCESS} The requested URL returned error: 404"))
-        self.assertTrue(REDIRECT.search(f"{ACCESS} The requested URL returned error: 301"))
+        self.assertIsNone(
+            REDIRECT_PATTERN.search(f"{ACCESS} The requested URL returned error: 404")
+        )
+        self.assertTrue(REDIRECT_PATTERN.search(f"{ACCESS} The requested URL returned error: 301"))
         unknown = explain_fetch_failure("fatal: repository 'https://g/' not found")
         unnamed = "the repository has moved, and redirects are not followed; use its new URL"
         for location, message in (

@@ -199,7 +199,7 @@ class LibraryReader(ResumingReader):
                 if isinstance(event, library.Text):
                     self.events.append({"type": "text", "payload": event.text})
                 else:
-                    self.events.append({"type": "data", "payload": json.loads(event.written)})
+                    self.events.append({"type": "data", "payload": json.loads(event.raw_json)})
 
 
 READERS: tuple[type[ResumingReader], ...] = (

@@ -43,7 +43,7 @@ class EvaluatorTests(evaluators.EvaluatorCase):
         identifier = await self.begin(python(_NESTED % depths))
         with Client(self.daemon.url) as client:
             events = await deferToThread(lambda: list(client.events(identifier)))
-        read = [len(event.written) // 2 for event in events if isinstance(event, Data)]
+        read = [len(event.raw_json) // 2 for event in events if isinstance(event, Data)]
         refused = [event for event in events if isinstance(event, EvaluationError)]
         self.assertEqual({event.reason for event in refused}, {"protocol"})
         self.assertEqual(read, depths[: len(read)])

@@ -192,8 +192,8 @@ class PlayedTests(SynchronousTestCase):
         process = self.connect()
         self.print(b"one")
         listener = self.starter.listener
-        process.leave()
-        process.leave()
+        process.detach()
+        process.detach()
         self.print(b"two")
         self.assertFalse(process.is_running)
         process.signal_group(signal.SIGKILL)

@@ -18,7 +18,7 @@ from tawebeval.core.segi import add_tools_to_path
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import StartedProgram
 from tawebeval.sandbox import base as module
-from tawebeval.sandbox.base import EvaluatorExit, LeftProcess, NoSandbox
+from tawebeval.sandbox.base import EvaluatorExit, NoSandbox, ResumableProcess
 from tests.cases.sandbox import ENVIRONMENT, LIMITS, TOOLS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
 
@@ -125,7 +125,7 @@ class ProcessTests(CellTestCase):
         described = json.loads(json.dumps(self.started().describe_for_resume()))
         self.trees.overlay_descriptor = os.open("/proc", os.O_RDONLY)
         run = self.no_cell()
-        run.resume_process(ProcessProtocol(), LeftProcess(described, 7, 8, 900))
+        run.resume_process(ProcessProtocol(), ResumableProcess(described, 7, 8, 900))
         program = StartedProgram(self.workspace.output_directory, 7, 8)
         self.assertEqual(self.trees.connected, [(program, 900)])
         self.assertEqual(self.disks[-1].run_start_time, described["since"])

@@ -36,9 +36,9 @@ from tawebeval.sandbox.bubblewrap import (
     TOOLS_NAME,
     BubblewrapSandbox,
     HelperSandbox,
-    build_language_options,
     build_network_options,
     build_system_options,
+    build_toolchain_options,
     write_sandbox_files,
 )
 from tawebeval.sandbox.workspace import Workspace
@@ -75,7 +75,7 @@ class BubblewrapTestCase(CellTestCase):
         self.addCleanup(os.close, self.filter)
         os.write(self.filter, PROGRAM)  # and is at its end now
         self.patch(module, "build_system_options", lambda accounts: SYSTEM)
-        self.patch(module, "build_language_options", lambda: ())
+        self.patch(module, "build_toolchain_options", lambda: ())
         self.cell = self.make()
         self.addCleanup(self.cell.close)
         self.start(self.cell)
@@ -349,7 +349,7 @@ class SystemTests(SynchronousTestCase):
             self.show(
                 [
                     *build_system_options(accounts),
-                    *build_language_options(),
+                    *build_toolchain_options(),
                     *build_network_options(),
                 ]
             ),

@@ -23,15 +23,15 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.starter import LaunchSpec, read_specification
 from tawebeval.linux.starter_client import ProgramState
 from tawebeval.linux.tail import TailedProcess
-from tawebeval.sandbox.base import LeftProcess
+from tawebeval.sandbox.base import ResumableProcess
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.commands import JobCounters, QueuedJob
 from tawebeval.slurm.job import (
-    ENDING_LOOKS,
-    GONE_LOOKS,
     KILL_ANSWER_TIMEOUT,
     MAX_POLL_SECONDS,
+    MAX_POLLS_OF_ENDING_JOB,
+    MAX_POLLS_WITHOUT_JOB,
     MIN_POLL_SECONDS,
     SRUN_END_TIMEOUT,
     Job,
@@ -289,8 +289,8 @@ class JobTests(JobCase):
 
     def test_process_that_is_left_delivers_nothing(self) -> None:
         self.connect()
-        self.process.leave()
-        self.process.leave()
+        self.process.detach()
+        self.process.detach()
         self.print_text("one\n")
         self.tell_end()
         self.end_srun()
@@ -347,9 +347,9 @@ class JobTests(JobCase):
 
     def test_job_that_the_queue_does_not_have_any_more_is_lost(self) -> None:
         self.connect()
-        self.queue(None, GONE_LOOKS - 1)
+        self.queue(None, MAX_POLLS_WITHOUT_JOB - 1)
         self.queue("RUNNING")
-        self.queue(None, GONE_LOOKS - 1)
+        self.queue(None, MAX_POLLS_WITHOUT_JOB - 1)
         self.assertIsNone(self.slurm_run.loss)
         self.queue(None)
         self.check_loss("lost")
@@ -361,7 +361,7 @@ class JobTests(JobCase):
 
     def test_node_has_two_minutes_to_end_a_job(self) -> None:
         self.connect()
-        self.queue("COMPLETING", ENDING_LOOKS - 1)
+        self.queue("COMPLETING", MAX_POLLS_OF_ENDING_JOB - 1)
         self.assertEqual(self.run_.told, ["suspended"])
         self.queue("COMPLETING")
         self.check_loss("node")
@@ -371,7 +371,7 @@ class JobTests(JobCase):
         self.queue("COMPLETING", 2)
         self.queue("RUNNING", 2)
         self.assertEqual(self.run_.told, ["suspended", "restarted"])
-        self.queue("COMPLETING", ENDING_LOOKS - 1)
+        self.queue("COMPLETING", MAX_POLLS_OF_ENDING_JOB - 1)
         self.assertIsNone(self.slurm_run.loss)
         self.assertEqual(self.run_.told, ["suspended", "restarted", "suspended"])
 
@@ -392,7 +392,7 @@ class JobTests(JobCase):
     def test_job_that_never_begins_ends_with_the_words_of_srun(self) -> None:
         started = self.follow()
         self.end_srun("srun: error: invalid partition specified: none\n")
-        self.queue(None, GONE_LOOKS)
+        self.queue(None, MAX_POLLS_WITHOUT_JOB)
         error = self.failureResultOf(started, EvaluationFailure).value
         self.assertIn("invalid partition", error.message)
 
@@ -528,7 +528,7 @@ class RepeatTests(JobCase):
         run_in_thread = self.sandbox.threads.run_in_thread
 
         async def stop_after(call: Callable[..., Any], *arguments: Any) -> Any:
-            if call == self.lost.take_output_back:
+            if call == self.lost.close_empty_output:
                 self.process.signal_group(signal.SIGTERM)
             return await run_in_thread(call, *arguments)
 
@@ -552,7 +552,7 @@ class RepeatTests(JobCase):
         self.assertIn("--exclude=one", self.list_options())
         self.assertNoResult(started)
         self.end_srun("srun: error: Requested node configuration is not available\n")
-        self.queue(None, GONE_LOOKS)
+        self.queue(None, MAX_POLLS_WITHOUT_JOB)
         error = self.failureResultOf(started, EvaluationFailure).value
         self.assertIn("No space left on device", error.message)
 
@@ -605,7 +605,7 @@ class ResumeTests(JobCase):
         self.print_text("one\n")
         self.write_state()
         described = {**self.slurm_run.describe_for_resume(), "job": "7", "node": "one"}
-        self.left = LeftProcess(described, 5, 6, 0)
+        self.left = ResumableProcess(described, 5, 6, 0)
         name = self.job.name
         self.slurm_run = self.make_run()
         self.status = self.slurm_run.runner_status
@@ -645,5 +645,5 @@ class ResumeTests(JobCase):
             self.assertEqual(self.starter.forgotten, [self.left_job.root])
 
     def test_job_in_place_of_another_one_is_not_resumed(self) -> None:
-        self.left = LeftProcess(self.left.description, 4, 6, 0)
+        self.left = ResumableProcess(self.left.description, 4, 6, 0)
         self.assertRaises(OSError, self.slurm_run.resume_process, self.run_, self.left)

@@ -22,8 +22,8 @@ from tawebeval.errors import (
     Unauthorized,
 )
 from tawebeval.web.auth import (
-    CANNOT_READ,
-    CANNOT_WRITE,
+    READ_REFUSAL,
+    WRITE_REFUSAL,
     Authentication,
     RateLimit,
     check_origin,
@@ -284,10 +284,10 @@ class PageTests(SynchronousTestCase):
         return Headers({name: [value] for name, value in given.items() if value is not None})
 
     def change(self, origin: str | None, host: str | None) -> None:
-        check_origin(self.make_headers(origin, host), self.origins, CANNOT_WRITE)
+        check_origin(self.make_headers(origin, host), self.origins, WRITE_REFUSAL)
 
     def read(self, origin: str | None, host: str | None) -> None:
-        check_origin(self.make_headers(origin, host), self.origins, CANNOT_READ)
+        check_origin(self.make_headers(origin, host), self.origins, READ_REFUSAL)
 
     def test_own_pages_named_origins_and_programs_are_allowed(self) -> None:
         for origin, host in (

@@ -272,7 +272,7 @@ class BoundTests(LinkTestCase):
         own, other = self.share(), self.begin("bob").json()["id"]
         link = self.call("POST", f"/evaluation/{other}/links", 200, "bob").json()["link"]
         share, rate = self.links.readers_share, "LINK_REQUESTS_PER_MINUTE"
-        for owner, total, part in ((share, "total", "part"), (module, rate, f"{rate}_PER_CALLER")):
+        for owner, total, part in ((share, "total", "quota"), (module, rate, f"{rate}_PER_CALLER")):
             with mock.patch.object(owner, total, 8), mock.patch.object(owner, part, 4):
                 waiting = [self.connect() for _ in range(8)]
                 for one in waiting:
@@ -302,7 +302,7 @@ class BoundTests(LinkTestCase):
         with mock.patch.object(share, "total", 1):
             self.call("POST", place, 503, "bob")
             self.read(self.share("?lifetime=1"))
-        with mock.patch.object(share, "part", 1):
+        with mock.patch.object(share, "quota", 1):
             second = self.begin("alice").json()["id"]
             self.call("POST", f"/evaluation/{second}/links", 429, "alice")
             self.call("POST", place, 200, "bob")

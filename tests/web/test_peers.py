@@ -306,7 +306,7 @@ class AwayTests(SeveralTestCase):
         self.assertEqual(self.warnings, [])
 
     def test_lists_at_once_are_bounded_for_a_caller_and_for_all(self) -> None:
-        for bound, status in (("part", 429), ("total", 503)):
+        for bound, status in (("quota", 429), ("total", 503)):
             self.check_bound(bound, status)
 
     def check_bound(self, bound: str, status: int) -> None:

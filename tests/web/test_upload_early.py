@@ -92,7 +92,7 @@ class EarlyRefusalTests(RawTestCase):
 
     def test_upload_that_does_not_fit_is_503_before_the_body(self) -> None:
         spool = self.service.registry.submissions.share
-        self.service.registry.submissions.share.take_within_part(spool.total - 1000, "")
+        self.service.registry.submissions.share.take_within_quota(spool.total - 1000, "")
         connection = self.begin(1001)
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
@@ -108,7 +108,7 @@ class EarlyRefusalTests(RawTestCase):
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
         self.assertEqual((connection.received, spool.used), (b"", 50_000 + PER_FILE))
         others = spool.total - spool.used
-        spool.take_within_part(others, "")
+        spool.take_within_quota(others, "")
         connection.send(b"x")
         self.assert_refused(connection, 503)
         self.assertEqual(spool.used, others)

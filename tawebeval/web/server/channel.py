@@ -742,7 +742,7 @@ class ApiRequest(Request):
         if client is None:
             return
         self.client_address, group = client, compute_address_group(client)
-        if not site.take_place(group):
+        if not site.reserve_address_place(group):
             raise ServerBusy(
                 "too many requests of this client at the same time (http.connections_per_address);"
                 " try again later",
@@ -836,7 +836,7 @@ class ApiRequest(Request):
     def _record(self, status: int) -> None:
         """Count the request, unless it has no complete head."""
         site = self.channel.site
-        site.give_place_back(self._address_group)
+        site.release_address_place(self._address_group)
         self._address_group = ""
         if self._started_at is not None:
             took = site.clock.seconds() - self._started_at
@@ -919,7 +919,9 @@ class ApiSite(Site):
     def add_connection(self, connection: ApiChannel, group: str) -> bool:
         """Add a connection of an address group; return False, without counting, at a limit."""
         self._connections[connection] = None
-        if self.connection_count >= self.settings.connections or not self.take_place(group):
+        if self.connection_count >= self.settings.connections or not self.reserve_address_place(
+            group
+        ):
             return False
         self.connection_count += 1
         return True
@@ -929,10 +931,10 @@ class ApiSite(Site):
         del self._connections[connection]
         if group is not None:
             self.connection_count -= 1
-            self.give_place_back(group)
+            self.release_address_place(group)
         self._removed.notify()
 
-    def take_place(self, group: str) -> bool:
+    def reserve_address_place(self, group: str) -> bool:
         """Count a connection or request of a group; return False at the limit.
 
         An empty group has no limit.
@@ -944,7 +946,7 @@ class ApiSite(Site):
             self.counts_by_address[group] += 1
         return True
 
-    def give_place_back(self, group: str) -> None:
+    def release_address_place(self, group: str) -> None:
         """Count a connection or request of a group no more."""
         if group:
             self.counts_by_address[group] -= 1
