@@ -104,7 +104,7 @@ class ParseTests(SynchronousTestCase):
                 else:
                     self.assertRaises(ConfigurationError, parse_configuration, quoted)
 
-    def test_ready_daemon_has_twice_the_free_disk_of_its_limit(self) -> None:
+    def test_readiness_needs_twice_the_free_disk_of_the_limit(self) -> None:
         limits = Configuration().limits
         self.assertEqual(limits.free_disk_for_readiness, 2 * limits.free_disk)
 
@@ -148,7 +148,7 @@ class RunnerTests(RefusalTestCase):
 class MaximumTests(RefusalTestCase):
     """`[limits.maximum]`: what a request may choose."""
 
-    def test_default_is_the_maximum_without_another(self) -> None:
+    def test_default_is_the_maximum_unless_one_is_set(self) -> None:
         limits = Configuration().limits
         self.assertIs(limits.choose_limits({}), limits)
         self.assertEqual(limits.largest_requestable, limits)

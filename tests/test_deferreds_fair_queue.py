@@ -183,7 +183,7 @@ class PlainTests(SynchronousTestCase):
             max_size=80,
         ),
     )
-    def test_queue_equals_the_plain_one(
+    def test_queue_serves_waiters_as_a_plain_model_does(
         self,
         running: int,
         queued: int,

@@ -35,7 +35,7 @@ class AddressesTests(SynchronousTestCase):
         found = self.successResultOf(self.find(["8.8.8.8", "8.8.4.4"]))
         self.assertEqual(found, (ip_address("8.8.8.8"), ip_address("8.8.4.4")))
 
-    def test_missing_name_alone_is_a_fault_of_the_name(self) -> None:
+    def test_only_a_missing_name_is_a_fault_of_the_name(self) -> None:
         unknown = {"EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY"}
         for name, number in ERRORS.items():
             expected = UnknownHost if name in unknown else LookupUnanswered
@@ -83,7 +83,7 @@ class SystemResolverTests(SynchronousTestCase):
         expected = [ip_address("8.8.8.8"), ip_address("fe80::1%eth0")]
         self.assertEqual(self.successResultOf(asked), expected)
 
-    def test_error_reaches_all_who_wait(self) -> None:
+    def test_lookup_error_reaches_all_waiters(self) -> None:
         self.error = gaierror(socket.EAI_AGAIN, "later")
         asked = [self.look_up() for _ in range(2)]
         self.threads.finish()

@@ -171,7 +171,7 @@ class EvaluationReader:
 class EventDisplay:
     """Shows pages, and saves files in a directory; None saves none.
 
-    It is a context, at whose end the screen is closed. `last` is the last event shown.
+    It is a context, at whose end the screen is closed. `last_event` is the last event shown.
     """
 
     _screen: Screen

@@ -1,7 +1,8 @@
 """The operations of the API as coroutines, and as asynchronous generators where they yield items.
 
 They send requests and pause by the methods `exchange` and `pause` of their client, and await
-nothing else. Those of `AsyncClient` suspend, those of `Client` block: its operations never suspend.
+nothing else. Those of the asynchronous client suspend; those of the other client block, so its
+operations never suspend.
 
 Every request of the API can be repeated: a form by its `Idempotency-Key`, all others by themselves.
 """

@@ -10,7 +10,7 @@ Four kinds of values are results (docs/evaluators.md):
 Other members, and any other value, are ignored. Every value becomes an event, whether it counts or
 not. The summary describes the first value that has the type of a result and does not count.
 
-The evaluator chooses every byte. So `SegiParser` skips most other values by their length and one
+The evaluator chooses every byte. So the parser skips most other values by their length and one
 search, and a summary keeps at most `MAX_GOALS` goals, `MAX_GOAL_NAMES_BYTES` of their names, a
 number for each verdict, and the last progress and score: less than 20 KiB. The JSON of a summary is
 bounded likewise.

@@ -132,7 +132,7 @@ def use_monotonic_clock(reactor: Any) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore SIGUSR1, and SIGHUP until `ReloadService` handles it: by default they end the process.
+    """Ignore SIGUSR1, and SIGHUP until a service handles it: by default they end the process.
 
     Programs that the daemon starts do not inherit this, unlike SIG_IGN.
     """

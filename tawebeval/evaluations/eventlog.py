@@ -588,7 +588,7 @@ class EvaluationEvents:
     caller: str
     log_name: str
     _threads: WorkerThreads
-    _load_slots: FairQueue
+    _segment_load_slots: FairQueue
     stdout: RecordedStdout | None = None
     on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
     has_lost_events: bool = False
@@ -691,7 +691,9 @@ class EvaluationEvents:
         All readers that wait for a segment share one load of it. Raises: ServerBusy.
         """
         load = partial(self._parse_again, segment)
-        await self._loads.run_once(segment, lambda: self._load_slots.run_in_turn(self.caller, load))
+        await self._loads.run_once(
+            segment, lambda: self._segment_load_slots.run_in_turn(self.caller, load)
+        )
 
     async def _parse_again(self, segment: EventSegment) -> None:
         stdout = self.stdout

@@ -138,7 +138,7 @@ class Run(ProcessProtocol):
     # The start
 
     def start_process(self, directory: Path) -> Any:
-        """Start the evaluator in `directory`, for `connect`. Blocks. Raises: OSError."""
+        """Start the evaluator in `directory`; `makeConnection` follows. Blocks. Raises: OSError."""
         details, sandboxed = self._details, self.sandboxed
         request, workspace, view = (
             details.request,

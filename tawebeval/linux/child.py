@@ -63,7 +63,7 @@ def make_exit_reason(status: int) -> Failure:
 class ChildProcess:
     """A running child of this process, the transport of its `ProcessProtocol`.
 
-    It calls the protocol as a `TailedProcess` does, but cannot be paused; there is no stdin to
+    It calls the protocol as a `tail.TailedProcess` does, but cannot be paused; there is no stdin to
     write to. `resource_usage` is that of the child and of the children that it waited for, None
     until its end. The child leads a session and a process group.
     """

@@ -314,7 +314,7 @@ class Program:
         - `status`, `rusage`: as of wait4(2); `time`: of the end, in seconds since the epoch. The
           three are missing while the program runs.
         - `is_output_complete`: whether all that was printed is in the files, whose sizes are
-          `stdout_bytes` and `stderr_bytes`.
+          stdout_bytes and stderr_bytes.
         - `write_error`: the errno by which the disk has not taken output; null if it has.
         - `slow_read_seconds`: the processor time of slow reads.
         - `broker_pid`: the running broker, null without; `broker_error`: why it cannot be started.

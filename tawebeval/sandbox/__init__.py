@@ -15,6 +15,6 @@ checks those that the kernel does not enforce. Other kinds of sandbox implement 
   state directory.
 - `broker`: the program by which an evaluator runs programs of submissions: it makes
   a sandbox for each.
-- `tools`: what evaluators find at `EVALUATION_TOOLS`: `tawebeval-run`, which asks the broker, and
+- `tools`: what evaluators find at EVALUATION_TOOLS: `tawebeval-run`, which asks the broker, and
   `tawebeval-judge`, with their libraries.
 """

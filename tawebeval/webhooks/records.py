@@ -55,7 +55,7 @@ class CallbackRecord:
 
 
 def parse_callback_url(url: str) -> ServerAddress:
-    """Parse a URL that the form has accepted as `callback_url`."""
+    """Parse a URL that the form has accepted for callbacks."""
     target = parse_server_address(url)
     assert target is not None, "only paths have no host"
     return target

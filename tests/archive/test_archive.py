@@ -214,14 +214,14 @@ class ReadingTests(ArchiveTestCase):
         self.locate().unlink()
         self.failureResultOf(Deferred.fromCoroutine(events.read(0, 100)), DiscardedCursor)
 
-    def test_failing_disk_is_busy(self) -> None:
+    def test_failing_disk_is_told_as_busy(self) -> None:
         def fail(*_: object) -> None:
             raise OSError(5, "Input/output error")
 
         self.patch(os, "pread", fail)
         self.failureResultOf(Deferred.fromCoroutine(self.find().read(0, 100)), ServerBusy)
 
-    def test_other_users_cannot_look_in(self) -> None:
+    def test_other_users_cannot_read_the_archive(self) -> None:
         for path in (self.root, self.root / "files", self.locate().parent):
             self.assertEqual(path.stat().st_mode & 0o077, 0, path)
 
@@ -268,7 +268,7 @@ class StoringTests(ArchiveTestCase):
         self.assertFalse(list(self.root.glob("**/*.part")))
         self.flushLoggedErrors()
 
-    def test_counts(self) -> None:
+    def test_archived_evaluations_and_their_bytes_are_counted(self) -> None:
         self.store("one")
         self.store("two", "bob")
         size = sum(size for _, size in self.run_now(self.rows.count_archived()).values())
@@ -278,7 +278,7 @@ class StoringTests(ArchiveTestCase):
             self.assertEqual(self.archive.archived_count, archived)
             self.open()
 
-    def test_reserve_stays_free(self) -> None:
+    def test_nothing_is_archived_without_the_reserved_free_disk(self) -> None:
         self.open(reserve=2**60)
         self.assert_lost("disk", "less than")
 
@@ -286,14 +286,14 @@ class StoringTests(ArchiveTestCase):
         self.open(size=100)
         self.assert_lost("size", "it alone exceeds archive.size (100 bytes)")
 
-    def test_full_disk(self) -> None:
+    def test_evaluation_is_lost_to_a_full_disk_with_the_reason(self) -> None:
         def fail(descriptor: int) -> None:
             raise OSError(28, "No space left on device")
 
         self.patch(os, "fsync", fail)
         self.assert_lost("disk", str(self.locate().with_suffix(".part")) + ": No space left")
 
-    def test_defect(self) -> None:
+    def test_evaluation_is_lost_to_a_defect_with_the_reason(self) -> None:
         self.patch(archive_module, "write_evaluation", None)
         self.assert_lost("defect", "the log")
 
@@ -321,7 +321,7 @@ class RemovalTests(ArchiveTestCase):
         self.run_now(self.archive.remove_excess())
         return self.list_names()
 
-    def test_old_evaluations_go(self) -> None:
+    def test_evaluations_over_the_age_are_removed(self) -> None:
         self.fill(5)
         self.now = NOW + 90 * DAY + 2.5
         self.assertEqual(self.remove(), ["alice-003", "alice-004"])
@@ -478,7 +478,7 @@ class StartTests(ArchiveTestCase):
         self.run_now(self.archive.remove_excess())
         self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (2, 2 * size))
 
-    def test_files_of_a_lost_store_stay_and_are_told(self) -> None:
+    def test_files_of_a_lost_store_stay_and_are_logged(self) -> None:
         self.store()
         self.rows.rows.clear()
         said = self.messages(self.open)

@@ -78,7 +78,7 @@ class ResponseTests(SynchronousTestCase):
         self.assertEqual(response.get_header("Retry-After"), "3")
         self.assertEqual(response.get_header("Location"), "")
 
-    def test_unparsable_body_is_of_another_server_or_version_or_cut_off(self) -> None:
+    def test_error_about_an_unparsable_body_names_likely_causes(self) -> None:
         def refuse(response: Response) -> None:
             raise ValueError("odd")
 

@@ -240,7 +240,7 @@ class SyncClientTests(SynchronousTestCase):
         server = self.serve(say(answer(b" " * 2000)))
         self.assertIn("is larger than", self.fail_request(server.url))
 
-    def test_encodings(self) -> None:
+    def test_gzip_is_decoded_once_and_other_encodings_are_refused(self) -> None:
         """A body may be compressed by gzip, once: 1 KiB compressed twice may be 1 GiB."""
         once = gzip.compress(STATUS)
         for encoding, body, words in (

@@ -61,7 +61,7 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual(backoff.draw_delay(4, 0), 0)
         self.assertIsNone(Backoff(1, 5, 30).draw_delay(1, 0.5))
 
-    def test_what_the_other_side_asks_for_is_kept_or_given_up(self) -> None:
+    def test_retry_after_is_obeyed_or_the_request_given_up(self) -> None:
         backoff = Backoff(9, 4, 30, max_retry_after_seconds=600)
         self.assertEqual(backoff.draw_delay(1, 0.5, 10), 12)
         self.assertEqual(backoff.draw_delay(1, 0.5, 600), 602)
@@ -69,7 +69,7 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual(backoff.draw_delay(1, 0.5, -10), 2)
 
     @given(BACKOFFS, st.integers(1, 5000), CHANCES, st.floats(-1e12, 1e12))
-    def test_there_is_a_delay_as_long_as_there_are_attempts_and_patience(
+    def test_delay_is_drawn_until_attempts_or_the_longest_retry_after_are_exceeded(
         self, backoff: Backoff, made: int, chance: float, asked: float
     ) -> None:
         delay = backoff.draw_delay(made, chance, asked)
@@ -80,7 +80,7 @@ class BackoffTests(SynchronousTestCase):
         assert max(asked, 0) <= delay <= max(asked, 0) + backoff.max_delay_seconds
 
     @given(BACKOFFS, st.integers(1, 98), CHANCES, CHANCES)
-    def test_delay_grows_with_the_chance_from_nothing_and_its_range_never_shrinks(
+    def test_delay_starts_at_0_and_its_range_never_shrinks(
         self, backoff: Backoff, made: int, one: float, other: float
     ) -> None:
         lesser, greater = sorted((one, other))

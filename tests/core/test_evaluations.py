@@ -130,7 +130,7 @@ names = st.just("") | st.from_regex(DAEMON_NAME_PATTERN, fullmatch=True)
 
 
 class IssuedTests(SynchronousTestCase):
-    def test_no_two_are_the_same_by_at_least_80_random_bits(self) -> None:
+    def test_identifiers_have_at_least_80_random_bits(self) -> None:
         asked: list[int] = []
 
         def random(count: int) -> bytes:
@@ -171,7 +171,7 @@ class IssuedTests(SynchronousTestCase):
         ):
             assert identities.is_issued(changed) == (changed == identifier), changed
 
-    def test_there_is_one_way_to_write_an_identifier(self) -> None:
+    def test_each_identifier_has_only_one_spelling(self) -> None:
         identifier = IdentifierIssuer(KEY, repeating(b"x")).issue_identifier()
         self.assertFalse(IdentifierIssuer(KEY, os.urandom).is_issued(identifier.upper()))
 
@@ -183,7 +183,7 @@ class IssuedTests(SynchronousTestCase):
         self.assertNotIn(repr(KEY)[2:-1], repr(IdentifierIssuer(KEY, os.urandom)))
 
     @given(draws, st.text(max_size=5), st.text(max_size=5))
-    def test_to_another_caller_it_looks_like_one_that_was_never_issued(
+    def test_identifier_of_another_caller_is_like_one_never_issued(
         self, drawn: bytes, caller: str, other: str
     ) -> None:
         identities = IdentifierIssuer(KEY, repeating(drawn))
@@ -231,7 +231,7 @@ class StepTests(SynchronousTestCase):
                     self.assertIn(following.value, str(error))
                     self.assertIn(state.value, str(error))
 
-    def test_whatever_has_ended_stays_so_and_what_only_waits_or_runs_has_not(self) -> None:
+    def test_ended_states_lead_only_to_ended_states(self) -> None:
         for state in EvaluationState:
             for following in TRANSITIONS[state]:
                 self.assertLessEqual(state.has_ended, following.has_ended)
@@ -335,7 +335,7 @@ class JointListTests(SynchronousTestCase):
         found = [entry.created_time for entry in joint.entries]
         self.assertEqual(found, sorted(chain(*times)))
 
-    def test_list_goes_on_while_somebody_answers(self) -> None:
+    def test_joint_list_continues_while_any_daemon_answers(self) -> None:
         whole = make_list_page(None, [])
         first = merge_list_pages(MergedListCursor(), ["a", "b2"], {"a": whole})
         self.assertEqual(first, MergedListPage("a", [], ["b2"]))
@@ -357,7 +357,7 @@ class CursorTests(SynchronousTestCase):
         text = str(MergedListCursor(places))
         self.assertEqual(MergedListCursor.parse(text, NAMES).cursors_by_daemon, places)
 
-    def test_what_is_no_cursor_is_refused(self) -> None:
+    def test_malformed_list_cursor_is_refused(self) -> None:
         for text in (
             *("_", "a_", "a_a", "c", "a-1_c", "a-0", "a-01", "a-", "a-1-", f"a-{10**18}", "A-1"),
             *("a-1x", "a b2", "a-1\n"),
@@ -392,7 +392,7 @@ class AnswerTests(SynchronousTestCase):
             b'[{"evaluation_id":"a-1","created":"2026","new":[1]}]',
         )
 
-    def test_garbage_of_another_daemon_is_refused_in_words(self) -> None:
+    def test_malformed_list_of_another_daemon_is_refused_with_a_message(self) -> None:
         for changes, words in (
             ({"daemon": "b"}, "the answer is of the daemon 'b'"),
             ({"end": "end"}, "malformed cursor"),
@@ -410,6 +410,6 @@ class AnswerTests(SynchronousTestCase):
                 parse_list_page(body, "a")
 
     @given(st.binary())
-    def test_nothing_but_a_list_is_taken_for_one(self, body: bytes) -> None:
+    def test_answer_that_is_no_list_is_refused(self, body: bytes) -> None:
         with self.assertRaises(ValueError):
             parse_list_page(body, "a")

@@ -74,7 +74,7 @@ class EventTimesTests(SynchronousTestCase):
         self.assertEqual(lines.replace(b',"time":"1"', b""), batch.lines)
         self.assertEqual(lines.count(b',"time":"1"'), batch.count)
 
-    def test_marks_count_but_for_one(self) -> None:
+    def test_all_times_but_one_count_as_memory(self) -> None:
         times = EventTimes()
         self.assertEqual(times.memory_bytes, 0)
         for cursor in range(100):
@@ -161,7 +161,7 @@ class AppendTests(SynchronousTestCase):
 
 
 class ReadTests(SynchronousTestCase):
-    def test_as_many_events_as_fit_to_the_byte_wherever_the_batches_are_cut(self) -> None:
+    def test_read_returns_as_many_events_as_fit_to_the_byte(self) -> None:
         for counts in ((6,), (1,) * 6, (2, 4), (4, 2)):
             for limit in range(LINE, 7 * LINE):
                 ring = filled(*counts)
@@ -195,7 +195,7 @@ class ReadTests(SynchronousTestCase):
         for limit in (0, LINE + 1):
             self.assertEqual(ring.read_events(2, limit), numbers(2, 1))
 
-    def test_what_is_not_there_cannot_be_asked_for(self) -> None:
+    def test_events_outside_of_the_ring_cannot_be_read(self) -> None:
         ring = filled(4)
         ring.acknowledge(2)
         self.assertRaises(AssertionError, ring.read_events, 1, PLENTY)
@@ -212,10 +212,10 @@ class AcknowledgeTests(SynchronousTestCase):
                 self.assertEqual(ring.line_bytes, (6 - after) * LINE)
                 self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
 
-    def test_nobody_acknowledges_what_was_never_there(self) -> None:
+    def test_events_that_do_not_exist_cannot_be_acknowledged(self) -> None:
         self.assertRaises(AssertionError, filled(2).acknowledge, 3)
 
-    def test_append_after_all_was_acknowledged(self) -> None:
+    def test_events_can_be_appended_after_all_were_acknowledged(self) -> None:
         ring = filled(3)
         ring.acknowledge(3)
         self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (3, 3, 0))
@@ -474,7 +474,7 @@ class PageTests(SynchronousTestCase):
 
 
 class EncodeTests(SynchronousTestCase):
-    def test_form_on_the_wire(self) -> None:
+    def test_page_has_the_documented_json(self) -> None:
         page = EventPage(None, "2", encode_text_events(b"a\n"))
         self.assertEqual(
             page.encode_json(),
@@ -484,7 +484,7 @@ class EncodeTests(SynchronousTestCase):
 
 
 class CursorTests(SynchronousTestCase):
-    def test_absent_and_empty_are_the_same(self) -> None:
+    def test_absent_and_empty_cursor_are_the_same(self) -> None:
         self.assertIs(parse_cursor(None), None)
         self.assertIs(parse_cursor(""), None)
 
@@ -492,7 +492,7 @@ class CursorTests(SynchronousTestCase):
         for after in ("0", "1", "10", "9" * 18, ALL_RECEIVED_CURSOR):
             self.assertEqual(parse_cursor(after), after)
 
-    def test_what_this_server_never_wrote_is_no_cursor_of_it_number_or_not(self) -> None:
+    def test_cursor_that_the_server_never_sent_is_refused(self) -> None:
         for after in (
             "00", "01", "-1", "+1", "1.0", "1e3", " 1", "1 ", "1\n", "1_0", "0x1", "x", "END",
             "end ", "null", "None", "\u0661", "\xb2", "\uff11", "9" * 19, "9" * 5000, "\0",
@@ -500,15 +500,13 @@ class CursorTests(SynchronousTestCase):
         ):  # fmt: skip
             self.assertRaises(InvalidCursor, parse_cursor, after)
 
-    def test_error_shows_the_cursor_but_not_at_length_and_nothing_unprintable(self) -> None:
+    def test_error_shows_the_cursor_shortened_and_printable(self) -> None:
         error = self.assertRaises(InvalidCursor, parse_cursor, "\0\ud800" + "x" * 10_000)
         self.assertTrue(str(error).isprintable())
         self.assertLess(len(str(error)), 300)
 
     @given(st.one_of(st.text(), st.from_regex(r"[0-9a-z]{1,20}")))
-    def test_whatever_passes_can_be_written_into_a_url_without_being_encoded(
-        self, after: str
-    ) -> None:
+    def test_accepted_cursor_needs_no_encoding_in_a_url(self, after: str) -> None:
         try:
             cursor = parse_cursor(after)
         except InvalidCursor:
@@ -517,7 +515,7 @@ class CursorTests(SynchronousTestCase):
 
 
 class NewsTests(SynchronousTestCase):
-    def test_events_and_the_end_are_news(self) -> None:
+    def test_page_with_events_or_the_end_is_worth_an_answer(self) -> None:
         for page, news in (
             (EventPage("7", "7", EMPTY_BATCH), False),
             (EventPage("7", "8", EventBatch(1, b"1\n")), True),
@@ -535,7 +533,7 @@ class SkipTests(SynchronousTestCase):
         for after, skip, expected in ((None, 0, 0), (None, 3, 3), ("1", 2, 3), ("4", 0, 4)):
             self.assertEqual(resolve_cursor(self.log, after, skip), expected)
 
-    def test_cursor_may_be_discarded_where_the_place_itself_is_not(self) -> None:
+    def test_skip_may_lead_from_a_discarded_cursor_to_a_kept_event(self) -> None:
         self.log.acknowledge(2)
         self.assertEqual(resolve_cursor(self.log, "0", 2), 2)
         self.assertRaises(DiscardedCursor, resolve_cursor, self.log, "0", 1)

@@ -46,7 +46,7 @@ class TextTests(SynchronousTestCase):
         self.assertEqual(decode(encode_text_events(block)), events)
         self.assertEqual(text_events(block), events)
 
-    def test_nothing(self) -> None:
+    def test_empty_block_has_no_events(self) -> None:
         self.check(b"", [])
         self.assertEqual(encode_text_events(b""), EMPTY_BATCH)
 
@@ -69,7 +69,7 @@ class TextTests(SynchronousTestCase):
         ):
             self.check(block.encode(), events)
 
-    def test_text_with_every_rare_stand_in_is_exact(self) -> None:
+    def test_text_with_each_character_used_as_terminator_stand_in_is_exact(self) -> None:
         everything = "\x7f" + "".join(map(chr, (*range(0xFDD0, 0xFDF0), *range(0x10000, 0x11000))))
         self.check(f"a\n{everything}\n\nb".encode(), ["a", "\n", everything, "\n", "\n", "b"])
 
@@ -82,9 +82,7 @@ class TextTests(SynchronousTestCase):
                 self.assertTrue(has_blank_line(b"\n".join(blank)))
 
     @given(st.one_of(texts, st.binary(max_size=30)))
-    def test_any_bytes_at_all_are_encoded_by_the_same_rule_counted_right(
-        self, block: bytes
-    ) -> None:
+    def test_any_bytes_are_encoded_and_counted_by_the_rule(self, block: bytes) -> None:
         assert decode(encode_text_events(block)) == text_events(block)
 
 
@@ -108,14 +106,14 @@ class DataTests(SynchronousTestCase):
         [nothing] = decode(encode_file_event("", "", b""))
         assert len(payload) - len(nothing) == compute_base64_size(len(content))
 
-    def test_members_of_a_files_event_are_those_of_the_contract_section_4(self) -> None:
+    def test_file_event_has_the_documented_members(self) -> None:
         [payload] = decode(encode_file_event("a", "b", b"\xff\xfe"))
         self.assertEqual(
             json.loads(payload),
             {"type": "file", "filename": "a", "content_type": "b", "content_base64": "//4="},
         )
 
-    def test_members_of_an_error_are_those_of_the_contract_section_5(self) -> None:
+    def test_error_event_has_the_documented_members(self) -> None:
         [payload] = decode(encode_error_event("exit", "it failed\n", {"status": 1, "stderr": "é"}))
         self.assertEqual(
             json.loads(payload),
@@ -211,7 +209,7 @@ class ServerSentTests(SynchronousTestCase):
         assert {event.type for event in source.events} <= {"message"}
         assert source.retry == 2000
 
-    def test_end_is_an_event_of_its_own(self) -> None:
+    def test_stream_ends_with_an_end_event(self) -> None:
         source = EventSource()
         source.feed(EVENT_STREAM.last_bytes)
         (event,) = source.events
@@ -219,7 +217,7 @@ class ServerSentTests(SynchronousTestCase):
 
 
 class MessageTests(SynchronousTestCase):
-    def test_three_forms_of_a_header_at_the_borders_between_them(self) -> None:
+    def test_message_header_has_the_form_for_its_length(self) -> None:
         overhead = len(encode_data_event(b'""').lines) - 1
         for length, header in (
             (124, b"\x81\x7c"),
@@ -243,7 +241,7 @@ class MessageTests(SynchronousTestCase):
 
 class LineTests(SynchronousTestCase):
     @given(FIRST, PAYLOADS)
-    def test_nothing_is_added_and_nothing_is_copied(
+    def test_json_lines_are_the_lines_of_the_batch_uncopied(
         self, first: int, batches: list[EventBatch]
     ) -> None:
         batch = joined(batches)

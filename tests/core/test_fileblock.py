@@ -55,7 +55,7 @@ class FeedTests(SynchronousTestCase):
         self.assertEqual(block.parse_file(), PrintedFile("file", "a/b", b""))
 
     @given(any_bytes, st.lists(st.integers(1, 9)))
-    def test_cut_anywhere_the_block_ends_at_the_same_place_and_says_the_same(
+    def test_block_cut_anywhere_has_the_same_end_and_result(
         self, data: bytes, sizes: list[int]
     ) -> None:
         data += b"\n~FE\nrest"
@@ -70,7 +70,7 @@ class FeedTests(SynchronousTestCase):
         assert cut.feed(data) == rest
         assert outcome(cut) == outcome(whole)
 
-    def test_block_over_the_limit_says_the_same_however_it_is_read(self) -> None:
+    def test_block_over_the_limit_gives_the_same_error_however_it_is_read(self) -> None:
         for more in range(-2, len(END) + 4):
             size = MAX_HEADER_BYTES + LIMIT + len(b"\n\n") + more
             whole, cut = FileBlock(END, LIMIT), FileBlock(END, LIMIT)
@@ -106,7 +106,7 @@ class HeaderTests(SynchronousTestCase):
             FileReference("a b.txt", "a/b", "../out/a b.txt"),
         )
 
-    def test_name_in_the_headers_goes_before_that_of_the_path(self) -> None:
+    def test_name_in_the_headers_wins_over_that_of_the_path(self) -> None:
         headers = b'X-SEGI-As: path\nContent-Disposition: attachment; filename="b"\n\n'
         self.assertEqual(
             parse(headers + b"dir/a"), FileReference("b", "application/octet-stream", "dir/a")
@@ -160,7 +160,7 @@ class HeaderTests(SynchronousTestCase):
                 parse(line + b"\nA: b\n\nout.txt")
             self.assertIn(repr(line.decode()), str(caught.exception))
 
-    def test_of_a_long_line_that_is_no_header_the_beginning_is_shown(self) -> None:
+    def test_error_shows_the_beginning_of_a_long_malformed_header(self) -> None:
         with self.assertRaises(FileBlockError) as caught:
             parse(b"x" * 1000 + b"\n\nbody")
         self.assertIn("x" * 50, str(caught.exception))
@@ -224,7 +224,7 @@ class HeaderTests(SynchronousTestCase):
             with self.assertRaises(FileBlockError):
                 parse(f"Content-Disposition: {value}\n\nx".encode())
 
-    def test_encoded_name_of_rfc_8187_goes_before_a_plain_one(self) -> None:
+    def test_encoded_name_of_rfc_8187_wins_over_a_plain_one(self) -> None:
         for parameters, name in (
             ("; filename*=utf-8''%C3%B6.txt", "ö.txt"),
             ("; filename*=UTF-8'en'%e2%82%ac%20rates", "€ rates"),
@@ -274,7 +274,7 @@ class HeaderTests(SynchronousTestCase):
                 parse(b"Content-Type: a%cb\n\nx" % code)
         self.assertEqual(parse(b"Content-Type: \t a\tb \n\nx").content_type, "a\tb")
 
-    def test_however_long_what_is_wrong_the_message_for_people_is_not(self) -> None:
+    def test_message_about_a_long_fault_is_short(self) -> None:
         long = "x" * 900
         for head in (
             f"X-SEGI-As: {long}",
@@ -305,14 +305,14 @@ class LimitTests(SynchronousTestCase):
             parse(b"\n" + b"x" * (LIMIT + 1))
         self.assertIn("100 bytes", str(caught.exception))
 
-    def test_headers_are_bounded_as_well_apart_from_the_body(self) -> None:
+    def test_headers_have_a_limit_apart_from_the_body(self) -> None:
         line = b"X-Long: "
         longest = line + b"x" * (MAX_HEADER_BYTES - len(line) - 1)
         self.assertEqual(parse(longest + b"\n\nx").filename, "file")
         with self.assertRaises(FileBlockError):
             parse(longest + b"x\n\nx")
 
-    def test_path_is_as_long_as_linux_has_them_at_most(self) -> None:
+    def test_path_has_at_most_the_bytes_that_linux_allows(self) -> None:
         head = b"X-SEGI-As: path\n\n"
         longest = b"a/" * ((MAX_PATH_BYTES - 2) // 2) + b"bc"
         self.assertEqual(len(parse(head + longest, 10_000).path), MAX_PATH_BYTES)

@@ -178,7 +178,7 @@ class SubmissionTests(SynchronousTestCase):
         )
         self.assertLess(len(error.detail), 300)
 
-    def test_other_fields_are_none_of_the_submissions_file_or_not(self) -> None:
+    def test_fields_of_other_names_are_not_in_the_submission(self) -> None:
         for name in ("", "seed", "Submission[a]", "my_submission[a]", "[a]", " submission[a]"):
             self.assertIs(parse_submission_file(name, "x"), None)
             self.assertIs(parse_submission_file(name, None), None)
@@ -231,7 +231,7 @@ class FormTests(Tables):
             ),
         )
 
-    def test_default_has_a_name_too(self) -> None:
+    def test_default_environment_can_be_named(self) -> None:
         for value in ("", "default"):
             self.assertEqual(parse({"environment": value}).environment, None)
         error = self.assertRaises(
@@ -247,7 +247,7 @@ class FormTests(Tables):
             str(error), "environment: no environment 'jav' here; allowed: default, java, rust"
         )
 
-    def test_three_fields_must_be_there_and_say_something(self) -> None:
+    def test_three_fields_are_required_and_not_empty(self) -> None:
         for field in ("repository[url]", "commit_oid", "evaluator_cmd"):
             for value in (None, "", " ", "\t\n"):
                 self.check_refused(field, value)
@@ -353,7 +353,7 @@ def is_branch(name: str) -> bool:
 
 
 class BranchTests(Tables):
-    def test_what_git_takes_for_a_branchs_name(self) -> None:
+    def test_names_that_git_accepts_are_branches(self) -> None:
         for name in (
             "main", "feature/x", "v1.0", "a.lock.b", "lock", "@a", "a@", "{", "é", "a-",
             "refs/heads", "locks/a", "a.locker",
@@ -425,7 +425,7 @@ class UrlTests(Tables):
             error = self.assertRaises(InvalidField, parse, {"repository[url]": url}, protocols)
             self.assertIn("(repositories.protocols)", error.detail)
 
-    def test_ways_to_write_where_a_repository_is(self) -> None:
+    def test_each_form_of_a_repository_url_is_accepted(self) -> None:
         for url, protocol in (
             ("https://host/x.git", "https"),
             ("https://host:8443/a/b@c", "https"),
@@ -509,7 +509,7 @@ class UrlTests(Tables):
 
 
 class CallbackTests(Tables):
-    def test_url_of_http_or_https_kept_as_it_was_written(self) -> None:
+    def test_http_url_is_kept_as_it_was_written(self) -> None:
         for url in (
             "https://host", "http://host:8080/", "https://host/a/b?c=d&e=%20", "https://host?x",
             "https://[2001:db8::1]:8443/x", "http://127.0.0.1/x@y", "https://host/;(a)*!$',+~",
@@ -708,20 +708,20 @@ class BaseNameTests(SynchronousTestCase):
         ):  # fmt: skip
             self.assertEqual(get_base_name(name), name)
 
-    def test_only_what_follows_the_last_slash_or_backslash_counts(self) -> None:
+    def test_directories_before_a_slash_or_backslash_are_dropped(self) -> None:
         for directory in ("/", "d/", "../", "/etc/../", "C:\\d\\", "d\\e/", "d/e\\", "//"):
             self.assertEqual(get_base_name(directory + "a"), "a")
         for directory in ("d" * 1000, "\0\ud800"):
             self.assertEqual(get_base_name(directory + "/a"), "a")
 
-    def test_what_names_no_file_is_refused(self) -> None:
+    def test_name_of_no_file_is_refused(self) -> None:
         for name in (
             "", ".", "..", "/", "a/", "a/.", "a\\..", "a\0", "\0", "a\0/..",
             "x" * (MAX_FILENAME_BYTES + 1), "é" * 128, "\ud800",
         ):  # fmt: skip
             self.assertRaises(ValueError, get_base_name, name)
 
-    def test_255_bytes_told_along_with_the_names_own_length(self) -> None:
+    def test_error_names_the_limit_of_255_bytes_and_the_length(self) -> None:
         self.assertEqual(MAX_FILENAME_BYTES, 255)
         with self.assertRaisesRegex(ValueError, "256 bytes; the limit is 255"):
             get_base_name("é" * 128)

@@ -50,7 +50,7 @@ class PathTests(SynchronousTestCase):
 
 
 class TargetTests(SynchronousTestCase):
-    def test_name_and_port_however_the_url_is_written(self) -> None:
+    def test_name_and_port_are_found_in_each_form_of_url(self) -> None:
         for url, protocol, host, port in (
             ("https://Example.ORG/x", "https", "example.org", 443),
             ("http://h:8080", "http", "h", 8080),
@@ -81,7 +81,7 @@ class TargetTests(SynchronousTestCase):
         self.assertIsNone(parse_server_address("/srv/x"))
         self.assertIsNone(parse_server_address("file:///srv/x"))
 
-    def test_what_git_curl_or_ssh_might_read_in_another_way_is_no_host(self) -> None:
+    def test_host_that_git_curl_or_ssh_may_read_otherwise_is_refused(self) -> None:
         for url in (
             "http://2130706433/", "http://0x7f.1/", "http://127.1/", "http://0177.0.0.1/",
             "http://0x7f000001/", "http://0/", "http://0x/", "http://1.2.3.4.5/", "http://a.08/",
@@ -137,7 +137,7 @@ class PolicyTests(SynchronousTestCase):
             return str(error)
         return ""
 
-    def test_any_host_at_a_public_address(self) -> None:
+    def test_hosts_at_public_addresses_are_allowed(self) -> None:
         policy = HostPolicy()
         self.assertEqual(self.refused(policy, "http://h/", *PUBLIC), "")
         for text in PRIVATE:
@@ -149,7 +149,7 @@ class PolicyTests(SynchronousTestCase):
     def test_refusal_does_not_tell_the_private_address(self) -> None:
         self.assertNotIn("10.1.2.3", self.refused(HostPolicy(), "http://h/", "10.1.2.3"))
 
-    def test_what_the_operator_opens_is_open_and_nothing_beside_it(self) -> None:
+    def test_only_the_configured_private_networks_are_allowed(self) -> None:
         policy = HostPolicy(allowed_private_networks=["10.0.0.0/8", "fd00::/8", "fe80::/10"])
         for text in ("10.1.2.3", "fd00::1", "fe80::1", "::ffff:10.1.2.3"):
             self.assertEqual(self.refused(policy, "http://h/", text), "")
@@ -170,7 +170,7 @@ class PolicyTests(SynchronousTestCase):
             self.assertEqual(list(map(str, chosen)), expected)
         self.refused(HostPolicy(), "http://h/", *["8.8.8.8"] * 9, "10.0.0.1")
 
-    def test_what_refuses_is_called_as_the_operator_has_written_it(self) -> None:
+    def test_refusal_names_the_setting_as_the_operator_wrote_it(self) -> None:
         policy = HostPolicy(["a.org"], ["x.a.org"], settings_section="callbacks")
         for url in ("http://x.a.org/", "http://b.org/"):
             self.assertIn(" callbacks.", self.refused(policy, url))
@@ -289,7 +289,7 @@ class NodeTests(SynchronousTestCase):
 
 
 class EmptyTests(SynchronousTestCase):
-    def test_without_an_element_a_proxy_asks_for_itself(self) -> None:
+    def test_proxy_is_the_client_without_a_forwarded_address(self) -> None:
         for values in ([], [""], [" , ,"]):
             self.assertIsNone(PLAIN.find_client_address(values))
         self.assertEqual(PLAIN.find_client_address([",192.0.2.1, ,", ""]), "192.0.2.1")
@@ -310,7 +310,7 @@ class TrustTests(SynchronousTestCase):
         self.assertEqual(PLAIN.find_client_address([",".join(lines)]), client)
 
     @given(st.lists(PROXIES, min_size=1, max_size=3))
-    def test_where_all_are_proxies_the_first_of_them_is_who_asks(self, proxies: list[str]) -> None:
+    def test_first_address_is_the_client_if_all_are_proxies(self, proxies: list[str]) -> None:
         self.assertEqual(PLAIN.find_client_address([",".join(proxies)]), proxies[0])
 
     def test_only_listed_proxies_are_trusted(self) -> None:
@@ -338,7 +338,7 @@ class TrustTests(SynchronousTestCase):
 
 
 class GroupTests(SynchronousTestCase):
-    def test_an_ipv4_address_however_written(self) -> None:
+    def test_group_is_an_ipv4_address_or_an_ipv6_network(self) -> None:
         for address, group in (
             ("2001:db8::1", "2001:db8::"),
             ("2001:db8:0:0:ffff::1", "2001:db8::"),

@@ -162,7 +162,7 @@ class ResultSummaryTests(SynchronousTestCase):
             sum_up(score(1, maximum="null")), {**EMPTY, "score": {"score": 1, "maximum": None}}
         )
 
-    def test_what_does_not_fit_is_not_counted_however_near_it_comes(self) -> None:
+    def test_value_of_another_form_is_not_counted(self) -> None:
         for value in (
             *(b"1", b"[]", b"{}", b'"type"', b'{"type":"score"}'),
             b'{"type":"sc\\u006fre","score":1}',

@@ -184,7 +184,7 @@ class BrokenDataBlockTests(Tables):
             self.assertIn(b"half of a surrogate pair", event)
             self.assertNotIn(b"not JSON", event)
 
-    def test_surrogates_are_not_to_blame(self) -> None:
+    def test_malformed_json_is_not_blamed_on_surrogates(self) -> None:
         for line, why in (
             (rb'"\ud800', b"truncated"),
             (rb'x"\ud800"', b"byte 0"),
@@ -207,12 +207,12 @@ class BrokenDataBlockTests(Tables):
             self.assertEqual(classify(events), ["a", ErrorEvent(), b"2", "b", "\n"])
             self.assertIn(b"up to 500 levels", events[1])
 
-    def test_deep_nesting_behind_a_surrogate(self) -> None:
+    def test_deep_nesting_after_a_surrogate_is_refused(self) -> None:
         line = rb'["\ud800",' + b"[" * 100_000
         [event] = parse(b"~DB\n" + line + b"\n~DE\n", max_value=2**20)
         self.assertIn(b"nested too deeply", event)
 
-    def test_as_many_levels_as_are_promised_are_taken_however_far_down_the_stack(self) -> None:
+    def test_promised_levels_of_nesting_are_accepted_at_any_stack_depth(self) -> None:
         def check(frames: int) -> None:
             if frames:
                 check(frames - 1)
@@ -354,7 +354,7 @@ class WantedFileTests(SynchronousTestCase):
         self.assertIs(parser.awaited_file, None)
         self.assertEqual(decode(parser.finish()), ["\n"])
 
-    def test_to_finish_while_a_file_is_wanted_is_a_mistake(self) -> None:
+    def test_finish_with_a_wanted_file_is_a_mistake(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(self.block + b"~DB\n1\n~DE\n")
         self.assertRaises(AssertionError, parser.finish)
@@ -367,7 +367,7 @@ class WantedFileTests(SynchronousTestCase):
         self.assertTrue(parser.has_pending_input)
         self.assertRaises(AssertionError, parser.finish)
 
-    def test_to_supply_what_nobody_wants_is_a_mistake(self) -> None:
+    def test_supply_without_a_wanted_file_is_a_mistake(self) -> None:
         self.assertRaises(AssertionError, SegiParser(MARKERS).supply_file, b"")
 
 
@@ -432,7 +432,7 @@ class FlushTests(SynchronousTestCase):
         parser.feed("😀".encode()[-1:])
         self.assertEqual(decode(parser.flush_partial_line()), ["😀"])
 
-    def test_within_a_block_there_is_nothing_to_flush(self) -> None:
+    def test_flush_within_a_block_delivers_nothing(self) -> None:
         for stdout in (b"~DB\n", b"~DB\n1", b"~FB\n", b"~FB\n\nbody"):
             parser = SegiParser(MARKERS)
             parser.feed(stdout)
@@ -477,7 +477,7 @@ class LongLineTests(SynchronousTestCase):
             delivered += sum(len(event) for event in decode(parser.feed(b"x" * 5000)))
             self.assertLessEqual(5000 * count - delivered, MAX_PAYLOAD_BYTES)
 
-    def test_limit_is_64_kib(self) -> None:
+    def test_long_line_is_cut_at_64_kib(self) -> None:
         self.assertEqual(MAX_PAYLOAD_BYTES, 65536)
 
 
@@ -505,7 +505,7 @@ class MemoryTests(SynchronousTestCase):
 
 
 class MarkersTests(SynchronousTestCase):
-    def test_evaluator_finds_them_under_the_names_of_segi(self) -> None:
+    def test_markers_are_in_the_variables_of_segi(self) -> None:
         self.assertEqual(
             MARKERS.build_environment(),
             {
@@ -572,7 +572,7 @@ places = st.sets(st.integers(1, 80), max_size=8)
 
 class PropertyTests(SynchronousTestCase):
     @given(stdouts, chunkings, st.integers(0, 3))
-    def test_whatever_is_printed_means_what_the_contract_says_however_it_is_cut(
+    def test_events_equal_the_reference_however_stdout_is_cut(
         self, stdout: bytes, chunking: list[Chunk], late: int
     ) -> None:
         check_reference(stdout, chunking, late)
@@ -584,7 +584,7 @@ class SmallStepTests(SynchronousTestCase):
             self.patch(segi, name, size)
 
     @given(stdouts, chunkings, st.integers(0, 3))
-    def test_no_step_and_no_turn_leaves_a_trace_in_the_events(
+    def test_events_do_not_depend_on_steps_and_turns(
         self, stdout: bytes, chunking: list[Chunk], late: int
     ) -> None:
         check_reference(stdout, chunking, late)
@@ -597,7 +597,7 @@ class SmallStepTests(SynchronousTestCase):
 
 
 class ReservedTests(SynchronousTestCase):
-    def test_all_that_a_run_sets(self) -> None:
+    def test_variables_that_a_run_sets_are_reserved(self) -> None:
         run = {
             "home": "/home",
             "temporary_directory": "/tmp",

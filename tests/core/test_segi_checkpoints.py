@@ -208,7 +208,7 @@ class CutTests(SynchronousTestCase):
             second.finish()
             self.assertEqual(second.events, first.events, size)
 
-    def test_terminators_real_and_imagined_markers_characters_blocks_errors_and_their_flags(
+    def test_parser_resumes_at_any_cut_of_each_kind_of_stdout(
         self,
     ) -> None:
         for stdout in (
@@ -225,7 +225,7 @@ class CutTests(SynchronousTestCase):
             self.check(stdout)
             self.check(stdout, in_parts=True)
 
-    def test_what_is_no_state_is_refused(self) -> None:
+    def test_malformed_checkpoint_is_refused(self) -> None:
         for packed in (b"", b"\x90", b"\xff" * 9, ResultSummary().pack()):
             with self.assertRaises(msgspec.DecodeError):
                 SegiParser.resume(packed, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE)
@@ -254,7 +254,7 @@ class DistanceTests(SynchronousTestCase):
             for tail in (b"\n~DE\n", b"\n~FE\nx"):
                 self.assertEqual(decode(again.feed(tail)), decode(parser.feed(tail)))
 
-    def test_endless_lines_values_and_files_need_little_again(self) -> None:
+    def test_resuming_in_an_endless_line_value_or_file_rereads_little(self) -> None:
         for start, piece in (
             (b"", b"x"),
             (b"", b"\xff"),

@@ -56,7 +56,7 @@ class FloodTests(SynchronousTestCase):
                     content = b"x"
         yield measure(parser.finish)
 
-    def test_no_turn_makes_more_calls_than_that_or_more_events(self) -> None:
+    def test_turn_makes_a_bounded_number_of_calls_and_events(self) -> None:
         calls = 0
 
         def count(frame: object, event: str, argument: object) -> None:
@@ -77,7 +77,7 @@ class FloodTests(SynchronousTestCase):
                 self.assertLess(calls, MOST_CALLS, name)
                 self.assertLess(len(batch.lines), MOST_EVENTS, name)
 
-    def test_turns_mean_what_the_reference_says(self) -> None:
+    def test_turns_give_the_events_of_the_reference(self) -> None:
         for name, stdout in floods(self.markers, READ // 4).items():
             events: list[str | bytes] = []
             for batch in self.turns(stdout, lambda turn: turn(), READ // 10):

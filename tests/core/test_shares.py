@@ -30,7 +30,7 @@ class ShareTests(SynchronousTestCase):
         self.assertIs(type(caught.exception), error)
         self.assertEqual((caught.exception.retry_after, self.share.used), (7, used))
 
-    def test_greedy_caller_gets_its_part_and_others_get_theirs(self) -> None:
+    def test_greedy_caller_gets_its_quota_and_others_get_theirs(self) -> None:
         self.share.take_within_quota(40, "alice")
         self.assertTrue(self.share.is_quota_used_up("alice"))
         self.refuse(CallerQuotaExceeded, 1, "alice")
@@ -42,7 +42,7 @@ class ShareTests(SynchronousTestCase):
         self.share.take_within_quota(1, "carol")
         self.assertEqual(self.share.list_callers(), ["bob", "alice", "carol"])
 
-    def test_what_a_caller_has_beyond_its_part_is_not_taken_from_others(self) -> None:
+    def test_excess_of_a_caller_leaves_others_their_room(self) -> None:
         self.share.take(90, "alice")
         self.refuse(CallerQuotaExceeded, 1, "alice")
         self.share.take_within_quota(40, "bob")
@@ -58,12 +58,12 @@ class ShareTests(SynchronousTestCase):
         self.share.take_within_quota(100, ANONYMOUS_CALLER)
         self.refuse(ServerBusy, 1, ANONYMOUS_CALLER)
 
-    def test_caller_is_not_blamed_for_others_if_its_part_is_all(self) -> None:
+    def test_caller_whose_quota_is_the_total_is_told_that_all_is_used(self) -> None:
         self.share.quota = None
         self.share.take_within_quota(100, "alice")
         self.refuse(ServerBusy, 1, "alice")
 
-    def test_room_is_made_by_what_a_caller_can_spare_then_by_what_all_can(self) -> None:
+    def test_room_is_made_by_the_caller_first_and_then_by_all(self) -> None:
         asked: list[tuple[int, str | None]] = []
 
         def make_room(amount: int, caller: str | None) -> bool:
@@ -159,7 +159,7 @@ class PlanTests(SynchronousTestCase):
             )
         ),
     )
-    def test_from_1_to_120_whole_seconds_whatever_has_happened(
+    def test_retry_after_is_always_1_to_120_whole_seconds(
         self, slots: int, steps: list[tuple[str, float, int]]
     ) -> None:
         schedule, now = RetrySchedule(slots), 0.0

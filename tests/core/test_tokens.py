@@ -50,7 +50,7 @@ class FileTests(SynchronousTestCase):
         )
         self.assertEqual(tokens.caller_names, {"alice"})
 
-    def test_what_is_anything_else_is_refused_with_its_line(self) -> None:
+    def test_malformed_line_is_refused_with_its_number(self) -> None:
         good = line("alice", "a")
         for broken in (
             "alice", "secret", "alice secret", "alice sha256:", good[:-1], good + "0",
@@ -63,7 +63,7 @@ class FileTests(SynchronousTestCase):
             self.refuse(f"# first\n{broken}\n", 2)
             self.refuse(f"{line('bob', 'b')}\n\n{broken}", 3)
 
-    def test_token_cannot_be_two_callers_nor_stand_there_twice(self) -> None:
+    def test_duplicate_token_is_refused(self) -> None:
         self.refuse(f"{line('alice', 'a')}\n{line('bob', 'a')}", 2)
 
     def test_file_without_a_token_lets_nobody_in(self) -> None:
@@ -127,7 +127,7 @@ class NewTests(SynchronousTestCase):
         found = parse_tokens(written).find_token([b"Bearer " + token.encode()])
         self.assertEqual(found.caller, "alice")
 
-    def test_what_restricts_a_token_stands_in_its_line(self) -> None:
+    def test_restrictions_of_a_token_are_in_its_line(self) -> None:
         for read, rate, problems, end in (
             (False, None, (), ""),
             (True, None, (), " read"),
@@ -156,7 +156,7 @@ class NewTests(SynchronousTestCase):
             with self.assertRaises(ConfigurationError):
                 generate_token("a", os.urandom, problems=[name])
 
-    def test_what_could_not_stand_in_the_file_is_refused(self) -> None:
+    def test_name_that_the_file_cannot_hold_gets_no_token(self) -> None:
         for name in ("", "a b", "#a", "a\nb", "a" * 65, "ü"):
             self.assertRaises(ConfigurationError, generate_token, name, os.urandom)
         for name in ("a" * 64, "alice@example.org", "site-1"):
@@ -180,7 +180,7 @@ class SignerTests(SynchronousTestCase):
         self.assertEqual(self.read(self.link), EXPIRES)
         self.assertNotIn("kkk", repr(self.signer))
 
-    def test_no_other_link_evaluation_generation_or_key_will_do(self) -> None:
+    def test_other_link_evaluation_generation_or_key_is_refused(self) -> None:
         for link in (
             *("", "link_", self.link[:-1], f"{self.link}A", self.link.upper(), f" {self.link}"),
             *(f"{self.link}\n", self.link.replace("link_", "link-"), "link_" + "é" * 28),

@@ -624,7 +624,9 @@ class ListenTests(TestCase):
         port = await self.listen(endpoint, HttpSettings())
         self.assertIsInstance(port.getHost(), UNIXAddress)
 
-    async def test_client_may_be_silent_for_two_minutes_or_as_long_as_a_slow_one(self) -> None:
+    async def test_kernel_ends_a_silent_connection_after_two_minutes_or_the_time_of_a_slow_upload(
+        self,
+    ) -> None:
         for settings, seconds in (
             (HttpSettings(), 120),
             (

@@ -199,7 +199,7 @@ class NoDescriptorsTests(SynchronousTestCase):
                 log.info(TWISTEDS[0], address="a", acceptError="e")
             self.assertEqual(len(ours), count)
 
-    def test_all_other_events_are_written(self) -> None:
+    def test_events_about_anything_but_descriptors_are_written(self) -> None:
         for text, namespace in (
             ("Received SIGTERM, shutting down.", "twisted.internet.base"),
             ("ApiSite starting on 8080", "tawebeval.evaluations.lifecycle"),

@@ -315,7 +315,7 @@ class ReadableTests(PrivateTestCase):
             for path in paths.split():
                 self.refuse(path, what)
 
-    def test_links_are_refused_at_their_place_and_their_target(self) -> None:
+    def test_link_in_or_into_a_private_directory_is_refused(self) -> None:
         (self.root / "free/link").symlink_to(self.root / "lib/state")
         (self.root / "free/kernel").symlink_to("/proc/1")
         (self.root / "lib/cache/out").symlink_to(self.root / "free")

@@ -173,7 +173,7 @@ class DirectoriesTests(SynchronousTestCase):
             self.assertEqual(directories.repositories, root / cache / "repositories")
         self.assertFalse((root / "t").exists())
 
-    def test_without_a_variable_home_is_that_of_passwd(self) -> None:
+    def test_home_is_that_of_passwd_without_the_variable(self) -> None:
         self.patch(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir="/home/alice"))
         for environment in ({}, {"HOME": ""}):
             state, _ = locate_directories(environment)

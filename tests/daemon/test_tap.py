@@ -181,7 +181,7 @@ class MakeServiceTests(SynchronousTestCase):
         self.assertIn("as root: tawebeval serve --user NAME", self.fail_to_make())
         self.assertFalse(self.root.exists())
 
-    def test_memory_of_events_is_kept(self) -> None:
+    def test_service_keeps_freed_memory(self) -> None:
         told: list[bool] = []
         self.patch(tap, "keep_freed_memory", lambda: told.append(True))
         self.make()

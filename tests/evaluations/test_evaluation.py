@@ -523,7 +523,7 @@ class FailureTests(EvaluationTestCase):
         self.assertNotIn(EvaluationState.RUNNING.value, self.evaluation.details.state_times)
         self.assertEqual((self.released, self.world.sandbox.last.closed), (1, 1))
 
-    def test_defect_on_the_way_is_lost_and_logged(self) -> None:
+    def test_defect_during_the_start_is_lost_and_logged(self) -> None:
         self.world.repositories.gate.error = ZeroDivisionError("oh")
         self.begin()
         self.assert_over(EvaluationState.FAILED, "lost")

@@ -779,7 +779,7 @@ class FileTests(ReadingTestCase):
         self.assertEqual((self.threads.waiting, counted), ([], [4]))
         self.assertEqual(self.source.open_files, [])
 
-    def test_files_are_freed_once_that_is_stored(self) -> None:
+    def test_files_are_freed_once_the_acknowledgement_is_stored(self) -> None:
         stored: Deferred[None] = Deferred()
         self.events.on_discard = lambda: stored
         self.events.acknowledge(8)

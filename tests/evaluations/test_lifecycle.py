@@ -86,7 +86,7 @@ class StoryTests(EvaluationTestCase):
         self.assertIn(": exit: the evaluator exited with status 3; 1 events", failed)
         self.assertEqual(self.events[-1]["reason"], "exit")
 
-    def test_value_that_does_not_count(self) -> None:
+    def test_line_of_the_end_explains_a_result_that_does_not_count(self) -> None:
         self.begin()
         environment = self.world.child.environment
         value = '{"type": "goal_result", "goal": "x", "result": "{yes}"}'
@@ -97,7 +97,7 @@ class StoryTests(EvaluationTestCase):
         words = '"goal_result" does not count as a result: "result" is "{yes}"; write true or false'
         self.assertTrue(self.story()[-1].endswith(words), self.story()[-1])
 
-    def test_what_is_not_measured(self) -> None:
+    def test_line_of_the_end_omits_usage_that_was_not_measured(self) -> None:
         for number, (usage, told) in enumerate(
             (
                 (ResourceUsage(None, None), "; 0 events"),
@@ -274,7 +274,7 @@ class MemoryTests(EvaluationTestCase):
         self.assertEqual((failure.reason, str(failure)), ("repository", "could not be fetched"))
         self.assertEqual((failure.extra_members, failure.__traceback__), ({}, None))
 
-    def test_missing_directory_is_not_repeated_whole(self) -> None:
+    def test_message_about_a_missing_directory_is_short(self) -> None:
         (self.root / "upload").rename(self.mktemp())
         self.evaluation = self.make(directory="\x01" * 4096)
         self.begin()

@@ -734,7 +734,7 @@ class RegistryModelTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(core_events, "MIN_SEGMENT_BYTES", 300)
 
-    def test_no_event_is_lost_repeated_or_moved_and_every_refusal_is_the_contracts(self) -> None:
+    def test_no_event_is_lost_repeated_or_moved_and_every_refusal_is_documented(self) -> None:
         run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))
 
     def test_page_readers_miss_nothing_beside_streams(self) -> None:

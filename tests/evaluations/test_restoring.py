@@ -466,7 +466,7 @@ class RunningTests(RestoringTestCase):
 
 
 class EndedTests(RestoringTestCase):
-    def test_unread_evaluation_is_as_it_was(self) -> None:
+    def test_unread_evaluation_is_unchanged_after_a_restart(self) -> None:
         for status in (0, 3):
             identifier, child = self.start(b"one\ntwo")
             child.complain(b"careful")
@@ -494,7 +494,7 @@ class EndedTests(RestoringTestCase):
             identifier, cursor, includes_times=True
         ).events.lines
 
-    def test_evaluation_that_never_started_is_as_it_was(self) -> None:
+    def test_evaluation_that_never_started_is_unchanged_after_a_restart(self) -> None:
         self.world.repositories.fail("repository", "no")
         identifier = self.accept()
         before = self.page(identifier), self.registry.get_status(identifier)
@@ -502,7 +502,7 @@ class EndedTests(RestoringTestCase):
         self.assertEqual((self.page(identifier), self.registry.get_status(identifier)), before)
         self.assertEqual(self.consume(identifier), ["repository"])
 
-    def test_end_that_is_read_of_a_left_evaluation_is_for_the_next_process(self) -> None:
+    def test_request_after_the_end_is_refused_until_the_next_process(self) -> None:
         identifier, child = self.start(b"one\n")
         self.finish(child)
         self.registry.hand_over_evaluations()
@@ -520,7 +520,7 @@ class EndedTests(RestoringTestCase):
         self.assert_refused(DiscardedCursor, identifier, None, "1")
         self.assertEqual(self.page(identifier, "2")["data"], ["two", "\n"])
 
-    def test_clean_up_goes_on(self) -> None:
+    def test_next_process_continues_the_clean_up(self) -> None:
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
         threads.tidied.shut = True
@@ -534,7 +534,7 @@ class EndedTests(RestoringTestCase):
         self.assertTrue(self.row(identifier).is_cleaned_up)
         self.assertEqual(len(self.callbacks.sent), 1)
 
-    def test_clean_up_that_goes_on_removes_the_upload_too(self) -> None:
+    def test_continued_clean_up_removes_the_upload_too(self) -> None:
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
         threads.tidied.shut = True
@@ -573,7 +573,7 @@ class EndedTests(RestoringTestCase):
             self.assertEqual(files.marks, marks)
         self.assertEqual(self.archived_events(identifier), before["data"])
 
-    def test_lost_run_is_as_it_was(self) -> None:
+    def test_lost_run_is_unchanged_after_a_restart(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         del self.files(identifier).stdout[2:]
         self.restart()
@@ -718,10 +718,10 @@ class CallbackTests(RestoringTestCase):
         self.assertEqual(self.world.store.rows, {})
 
 
-class LeftEvaluationsTests(RestoringTestCase):
+class InheritedResourcesTests(RestoringTestCase):
     running = 1
 
-    def test_names_of_what_is_needed(self) -> None:
+    def test_directories_cgroups_and_jobs_of_live_evaluations_are_named(self) -> None:
         self.patch(FakeSandboxedRun, "describe_for_resume", lambda _: {"group": "group"})
         running, queued = self.accept(), self.accept()
         left = InheritedResources(self.world.store.load_live())

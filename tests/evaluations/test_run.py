@@ -366,7 +366,7 @@ class OutputTests(RunTestCase):
         self.assertIsNone(self.run_.failure)
         self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
 
-    def test_one_byte_more_stops_it(self) -> None:
+    def test_output_over_the_limit_by_a_byte_stops_the_run(self) -> None:
         self.child.print(b"x" * 1000)
         self.child.print(b"y" * 25)
         self.assertEqual(self.child.signals, [signal.SIGKILL])
@@ -447,7 +447,7 @@ class PartialLineTests(RunTestCase):
         self.clock.advance(1)
         self.assertEqual(self.events(), ["half a line", "\n", "next"])
 
-    def test_what_may_become_a_marker_waits_however_long(self) -> None:
+    def test_possible_beginning_of_a_marker_is_never_flushed(self) -> None:
         self.child.print(b"one")
         self.clock.advance(1)
         self.child.print(b"\n" + MARKERS.data_begin)
@@ -555,18 +555,18 @@ class LostOutputTests(RunTestCase):
         self.assert_lost()
         self.assertEqual(self.text(), "good")
 
-    def test_defect_in_a_later_turn(self) -> None:
+    def test_defect_in_a_later_turn_ends_the_run(self) -> None:
         self.break_(SegiParser, "parse_pending")
         self.child.print(b"\n" * 100_000)
         self.turn()
         self.assert_lost()
 
-    def test_defect_in_reading_a_file(self) -> None:
+    def test_defect_in_reading_a_file_ends_the_run(self) -> None:
         self.print_file()
         self.wanted[0][1].errback(RuntimeError("a defect"))
         self.assert_lost()
 
-    def test_defect_at_the_end_of_stdout_after_a_good_exit(self) -> None:
+    def test_defect_at_the_end_of_stdout_fails_the_run(self) -> None:
         self.break_(SegiParser, "finish")
         self.child.print(b"a\nb")
         self.child.end(0)

@@ -110,7 +110,7 @@ class CancelTests(RegistryTestCase):
 
 
 class PageTests(RegistryTestCase):
-    def test_asking_after_the_dummy_end_frees_all(self) -> None:
+    def test_request_after_the_end_cursor_frees_all(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.page(identifier, END)
@@ -467,7 +467,7 @@ class DrainTests(CloseTests):
         self.finish_close(closed)
         self.assertEqual(self.consume(identifier), [])
 
-    def test_hurry_ends_the_drain_at_once(self) -> None:
+    def test_drain_can_be_ended_early(self) -> None:
         _, child = self.start()
         closed = self.close(20)
         self.registry.end_drain_early()

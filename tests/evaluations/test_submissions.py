@@ -86,7 +86,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.writer.directory / "submission/b/last").read_bytes(), sent[-1])
         self.assertEqual(self.unwritten.size, 0)
 
-    def test_while_a_call_is_made_as_much_again_is_gathered(self) -> None:
+    def test_next_batch_is_gathered_while_one_is_written(self) -> None:
         self.begin()
         self.writer.add_content(HALF)
         self.assertFalse(self.source.paused)
@@ -190,7 +190,7 @@ class SubmittedFileTests(SynchronousTestCase):
         path.write_bytes(content)
         return path
 
-    def test_text_is_text(self) -> None:
+    def test_utf_8_file_is_shown_as_text(self) -> None:
         texts = (b"", b"print()\n", b"\tb\r\n\x0c", "\u00e0\u2028".encode())
         others = (b"\xff", b"a\0", b"\x1b[0m")
         for number, content in enumerate((*texts, *others)):
@@ -203,7 +203,7 @@ class SubmittedFileTests(SynchronousTestCase):
             self.assertEqual((one["filename"], one["size"]), ("a.txt", len(content)))
             self.assertEqual(len({"text", "base64"} & set(one)), 1)
 
-    def test_file_over_the_rest_is_only_named(self) -> None:
+    def test_file_beyond_the_answer_limit_is_only_named(self) -> None:
         self.add("a", b"x" * (MAX_LISTED_CONTENT_BYTES - 1))
         self.add("b", b"xy")
         self.add("c", b"z")
@@ -214,7 +214,7 @@ class SubmittedFileTests(SynchronousTestCase):
             self.add(f"d{number:04}", b"")
         self.assertEqual(len(read_submitted_files([self.root])), MAX_LISTED_FILES)
 
-    def test_first_directory_that_is_there_counts(self) -> None:
+    def test_files_are_read_from_the_first_existing_directory(self) -> None:
         self.add("a", b"1")
         missing = self.root / "missing"
         for directories in ([missing, self.root], [self.root, missing], [self.root]):

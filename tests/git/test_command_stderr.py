@@ -160,7 +160,7 @@ class ClassificationTests(SynchronousTestCase):
         ):
             self.assertIn(words, explain_fetch_failure(printed))
 
-    def test_redirect(self) -> None:
+    def test_redirect_is_recognised_unless_the_server_printed_it(self) -> None:
         self.assertIsNone(
             REDIRECT_PATTERN.search(f"remote: {ACCESS} The requested URL returned error: 301")
         )

@@ -75,7 +75,7 @@ class DiskAttacks(AttackCase):
         )
         self.assertEqual(attacked.text, "42\n")
 
-    async def test_run_that_fails_of_a_full_disk_is_told_so(self) -> None:
+    async def test_failure_with_the_disk_full_has_the_reason_disk(self) -> None:
         script = fillers.MANY_FILES.replace(fillers.WAIT, "raise SystemExit(1)")
         attacked = await self.attack_by(filling(script))
         failure(attacked.events, "disk")

@@ -53,7 +53,7 @@ class FetchingTests(DaemonTestCase):
             status["tree_oid"], git(self.repository.folder, "rev-parse", f"{commit}^{{tree}}")
         )
 
-    async def test_tip_old_commit_branch_and_depth_are_judged_with(self) -> None:
+    async def test_newest_and_old_commits_branches_and_depths_are_fetched(self) -> None:
         server, url = self.http()
         await self.judge(url, self.tips[-1])
         await self.judge(url, self.old)

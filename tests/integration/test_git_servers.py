@@ -71,7 +71,7 @@ class ServerTests(BareRepositoryCase):
         plain = self.serve(dumb=True)
         self.assertIn("a server of plain files", await self.explain(f"{plain}/source/.git"))
 
-    async def test_statuses_are_told(self) -> None:
+    async def test_http_statuses_are_explained(self) -> None:
         for status, words in (
             (401, PRIVATE),
             (403, "refuses access (HTTP status 403)"),
@@ -82,7 +82,7 @@ class ServerTests(BareRepositoryCase):
             url = self.serve(("/x", status, ""))
             self.assertIn(words, await self.explain(f"{url}/x.git"))
 
-    async def test_server_without_the_repository(self) -> None:
+    async def test_missing_or_unusable_repository_is_explained(self) -> None:
         git(self.folder, "init", "--quiet", "--bare", "headless.git")
         (self.folder / "headless.git/HEAD").unlink()
         git(self.folder, "init", "--quiet", "--bare", "--object-format=sha256", "sha256.git")
@@ -100,7 +100,7 @@ class ServerTests(BareRepositoryCase):
         ):
             self.assertIn(words, await self.explain(url), url)
 
-    async def test_tls_of_the_server(self) -> None:
+    async def test_untrusted_certificate_and_missing_tls_are_explained(self) -> None:
         pem = make_certificate(self.folder, "127.0.0.1").read_bytes()
         secure = Receiver(200, certificate=PrivateCertificate.loadPEM(pem))
         plain = Receiver(200)

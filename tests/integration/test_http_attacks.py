@@ -85,7 +85,7 @@ class ClientAttacks(DaemonTestCase):
                 connection.send_until_answered(b"x" * (60 * MIB))
                 self.assertEqual(connection.answer().problem(413)["limit"], 34 * MIB)
 
-    async def test_connections_have_an_end_in_all(self) -> None:
+    async def test_connections_are_bounded_in_total(self) -> None:
         flood = [socket.socket() for _ in range(300)]
         for one in flood:
             self.addCleanup(one.close)

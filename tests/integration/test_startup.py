@@ -56,7 +56,7 @@ class StartupTests(TestCase):
         groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if label in path]
         self.assertEqual(groups, [], "cgroups are made before, and removed")
 
-    async def test_nothing_configured_works(self) -> None:
+    async def test_daemon_works_without_configuration(self) -> None:
         await self.serve(f"--listen=tcp:{(port := free_port())}:interface=127.0.0.1", port=port)
 
     async def test_the_default_endpoint_is_local(self) -> None:

@@ -279,7 +279,7 @@ class ParentTests(CgroupsTestCase):
         self.machine.open()
         self.assertTrue(beside.is_dir())
 
-    def test_process_without_cgroup_has_empty_shells(self) -> None:
+    def test_process_without_a_cgroup_limits_and_measures_nothing(self) -> None:
         self.patch(module, "find_own_cgroup", lambda: None)
         cgroups = open_cgroups("x")
         self.check(cgroups, set(), "in no cgroup of version 2")
@@ -353,7 +353,7 @@ class AttachTests(CgroupsTestCase):
 
 
 class GroupTests(CgroupsTestCase):
-    def test_own_limits_count_and_no_others(self) -> None:
+    def test_only_the_limits_of_the_own_cgroup_count(self) -> None:
         group = self.make_group()
         self.assertEqual(group.read_usage(None), ResourceUsage(0, 0))
         self.put(group, "cpu.stat", "usage_usec 1250000\nuser_usec 1\n")
@@ -423,7 +423,7 @@ class GroupTests(CgroupsTestCase):
         group.find_exceeded_limits()
         self.assertEqual(group.read_usage(None).peak_memory_bytes, 12288)
 
-    def test_look_with_patience_may_be_of_a_while_ago(self) -> None:
+    def test_exceeded_limits_may_be_as_old_as_the_caller_allows(self) -> None:
         clock = Clock()
         group = attrs.evolve(self.make_group(), time=clock.seconds)
         self.assertEqual(group.find_exceeded_limits(1), set())

@@ -84,7 +84,7 @@ class StartTests(StarterCase):
         super().setUp()
         self.noted: list[int | None] = []
 
-    def test_program_gets_just_what_it_shall_get(self) -> None:
+    def test_program_gets_only_what_its_specification_names(self) -> None:
         seen = self.run_program(
             LaunchSpec(
                 [

@@ -179,7 +179,7 @@ class PlayedTests(SynchronousTestCase):
         self.assertIsNone(process.lost_reason)
         self.assertEqual(self.protocol.told[-1], "ended")
 
-    def test_other_process_of_one_that_has_printed_is_lost(self) -> None:
+    def test_process_that_has_printed_cannot_be_replaced(self) -> None:
         process = self.connect()
         self.print(b"one")
         (self.directory / "new").touch()
@@ -188,7 +188,7 @@ class PlayedTests(SynchronousTestCase):
         self.take_turns()
         self.assertEqual(process.lost_reason, "the file of stdout has shrunk")
 
-    def test_process_that_is_left_delivers_and_signals_nothing(self) -> None:
+    def test_detached_process_delivers_and_signals_nothing(self) -> None:
         process = self.connect()
         self.print(b"one")
         listener = self.starter.listener
@@ -516,7 +516,7 @@ class TailTests(SynchronousTestCase):
         self.tail.on_change()
         self.assertEqual(self.ends, [f"the file of {self.path.name} cannot be read: I/O error"])
 
-    def test_file_system_without_such_reads_is_read_at_once(self) -> None:
+    def test_file_system_without_nonblocking_reads_is_read_at_once(self) -> None:
         def fail(*arguments: object) -> int:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 

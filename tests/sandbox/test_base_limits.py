@@ -74,7 +74,7 @@ class LimitTests(CellTestCase):
         self.cgroups.group.used = ResourceUsage(30.01, None)
         self.check("cpu", "cpu", "{} seconds of processor time")
 
-    def test_processor_time_is_measured_without_a_group(self) -> None:
+    def test_processor_time_is_measured_without_a_cgroup(self) -> None:
         measured = {self.child.pid: 30.01}
         self.patch(module, "measure_cpu_seconds", measured.get)
         self.check("cpu", "cpu", "{} seconds of processor time")
@@ -269,7 +269,7 @@ class LookTests(WatchTestCase):
             self.assertEqual(self.looks(one, two), [1, 1])
             self.assertEqual(self.stopped, [])
 
-    def test_failed_stop_does_not_end_the_looks(self) -> None:
+    def test_failed_stop_does_not_end_the_checks(self) -> None:
         cell = make_cell(OVER)
         with over(self.watch, cell, lambda error: 1 / 0):
             self.clock.advance(PAUSE)
@@ -284,7 +284,7 @@ class SlowTests(WatchTestCase):
         self.threads = SlowThreads()
         super().setUp()
 
-    def test_pause_begins_at_the_end_of_a_look(self) -> None:
+    def test_pause_begins_at_the_end_of_a_check(self) -> None:
         cell = make_cell()
         with self.over(cell):
             self.clock.pump([PAUSE] * 9)
@@ -300,7 +300,7 @@ class SlowTests(WatchTestCase):
             self.clock.advance(0.001)
             self.assertEqual(len(self.threads.waiting), 1)
 
-    def test_run_that_ends_during_a_look_is_not_stopped(self) -> None:
+    def test_run_that_ends_during_a_check_is_not_stopped(self) -> None:
         cell = make_cell(OVER)
         with self.over(cell):
             self.clock.advance(PAUSE)
@@ -429,7 +429,7 @@ class NearlyFullTests(WatchTestCase):
             stopped += [cell for cell, _ in self.stopped]
         self.assertEqual(stopped, [self.large], "which has begun last")
 
-    def test_relief_begins_anew_after_there_was_enough(self) -> None:
+    def test_largest_run_is_stopped_again_when_the_disk_fills_up_again(self) -> None:
         self.free(50)
         self.stops(self.large)
         self.end(self.large)
@@ -444,7 +444,7 @@ class BlindTests(WatchTestCase):
         super().setUp()
         self.broken = BrokenRun(LimitSettings())
 
-    def test_run_is_lost_after_eight_failed_looks(self) -> None:
+    def test_run_is_lost_after_eight_failed_checks(self) -> None:
         words = "the run's limits could not be checked"
         for error, message, logged in (
             (OSError(24, "Too many open files"), f"{words}: Too many open files", 0),
@@ -463,7 +463,7 @@ class BlindTests(WatchTestCase):
             self.assertEqual(len(self.flushLoggedErrors(type(error))), logged)
             self.assertEqual(self.looks(other), [27])
 
-    def test_successful_look_resets_the_count_of_failures(self) -> None:
+    def test_successful_check_resets_the_count_of_failures(self) -> None:
         for between in (None, OVER):
             self.stopped.clear()
             self.broken.failing = True

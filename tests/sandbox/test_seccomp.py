@@ -171,7 +171,7 @@ class FilterTestCase(SynchronousTestCase):
 
 
 class CallTests(FilterTestCase):
-    def test_each_number_gets_the_answer_of_its_list(self) -> None:
+    def test_each_system_call_is_allowed_or_refused_as_listed(self) -> None:
         named = answers()
         self.assertGreater(len(named), 300)
         for internet in (False, True):

@@ -246,7 +246,7 @@ class Checkers(SynchronousTestCase):
             found = segi._judge_by_checker(result)
             self.assertEqual((found.verdict, found.message, found.points), expected, stderr)
 
-    def test_checker_that_crashes_does_not_refuse(self) -> None:
+    def test_crash_of_a_checker_is_no_verdict_on_the_solution(self) -> None:
         traceback = "Traceback (most recent call last):\n"
         java = 'Exception in thread "main" java.lang.ArithmeticException: / by zero'
         node = "TypeError: x is not a function\n    at Object.<anonymous> (/c.js:1:7)\n"

@@ -68,7 +68,7 @@ VALUES: Any = {
 class YamlTests(SynchronousTestCase):
     maxDiff = None
 
-    def test_document_with_all_that_packages_use(self) -> None:
+    def test_all_syntax_that_packages_use_is_read(self) -> None:
         self.assertEqual(read_yaml(PACKAGE), VALUES)
 
     def test_list_of_many_lines_is_read_in_little_time(self) -> None:
@@ -79,11 +79,11 @@ class YamlTests(SynchronousTestCase):
         with self.assertRaisesRegex(YamlError, "^line 20003: a bracket"):
             read_yaml(f"a: [\n{lines}")
 
-    def test_single_values(self) -> None:
+    def test_scalars_have_their_types(self) -> None:
         for text, value in (("", None), ("# nothing\n", None), ("7", 7), ("[a]", ["a"])):
             self.assertEqual(read_yaml(text), value)
 
-    def test_what_is_not_read_is_refused_with_its_line(self) -> None:
+    def test_unsupported_syntax_is_refused_with_its_line(self) -> None:
         for line in (
             "key: &anchor 1",
             "key: *alias",

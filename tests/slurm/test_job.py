@@ -287,7 +287,7 @@ class JobTests(JobCase):
         self.slurm_run.close()
         self.assertEqual(self.starter.forgotten, [self.job.root])
 
-    def test_process_that_is_left_delivers_nothing(self) -> None:
+    def test_detached_process_delivers_nothing(self) -> None:
         self.connect()
         self.process.detach()
         self.process.detach()
@@ -354,7 +354,7 @@ class JobTests(JobCase):
         self.queue(None)
         self.check_loss("lost")
 
-    def test_srun_has_any_time_to_ask_a_controller_that_is_away(self) -> None:
+    def test_srun_may_wait_any_time_for_an_absent_controller(self) -> None:
         started = self.follow()
         self.queue(None, 100)
         self.assertNoResult(started)
@@ -366,7 +366,7 @@ class JobTests(JobCase):
         self.queue("COMPLETING")
         self.check_loss("node")
 
-    def test_job_that_is_alive_again_has_its_clock(self) -> None:
+    def test_clock_continues_when_the_job_is_alive_again(self) -> None:
         self.connect()
         self.queue("COMPLETING", 2)
         self.queue("RUNNING", 2)
@@ -389,7 +389,7 @@ class JobTests(JobCase):
         self.assertEqual(self.starter.forgotten, [self.job.root])
         self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
 
-    def test_job_that_never_begins_ends_with_the_words_of_srun(self) -> None:
+    def test_job_that_never_begins_ends_with_the_message_of_srun(self) -> None:
         started = self.follow()
         self.end_srun("srun: error: invalid partition specified: none\n")
         self.queue(None, MAX_POLLS_WITHOUT_JOB)

@@ -275,7 +275,7 @@ class AwayTests(SeveralTestCase):
         with mock.patch.object(registry, "lister", mock.Mock(list_evaluations=busy)):
             self.assertEqual(self.ask("a").json()["away"], ["a"])
 
-    def test_defect_costs_the_list_one_daemon(self) -> None:
+    def test_defect_leaves_one_daemon_out_of_the_list(self) -> None:
         self.list_without(lambda: fail(ZeroDivisionError()))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(self.services["a"].context.lists.joint_lists.used, 0)

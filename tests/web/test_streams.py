@@ -180,7 +180,7 @@ class SlowReaderTests(StreamTestCase):
             again.lose()
             self.finish()
 
-    def test_what_was_taken_long_ago_gives_no_more_time(self) -> None:
+    def test_bytes_taken_long_ago_do_not_extend_the_deadline(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(LineFollower, identifier)
         for at in range(0, len(self.text), 1000):

@@ -90,7 +90,7 @@ class ClientTests(UploadTestCase):
         part = head + b"\r\n\r\n" + content
         return files(self.receive(form([part, *without("submission[source]")])))
 
-    def test_file_names_of_clients(self) -> None:
+    def test_file_names_are_read_in_the_forms_of_clients(self) -> None:
         source = b'form-data; name="submission[source]"'
         for parameters, kept in (
             (b"; filename*=utf-8''s%C3%B6l.py", "söl.py"),  # requests
@@ -112,7 +112,7 @@ class ClientTests(UploadTestCase):
                 found = self.receive_file(b"content-disposition: " + disposition)
                 self.assertEqual(found, {f"submission/source/{kept}": b"1"}, disposition)
 
-    def test_unquoted_names_of_fields(self) -> None:
+    def test_names_of_fields_may_be_unquoted(self) -> None:
         for name in (b"name=submission[source]", b"name = submission[source] "):
             head = b"Content-Disposition: form-data; " + name + b"; filename=x.py"
             self.assertEqual(self.receive_file(head), {"submission/source/x.py": b"1"})
@@ -132,7 +132,7 @@ class ClientTests(UploadTestCase):
             InvalidField, form([Part("submission[a]", b"x", ""), *parts()]), "submission[a]"
         )
 
-    def test_line_feeds_that_browsers_change(self) -> None:
+    def test_line_feeds_that_browsers_change_are_restored(self) -> None:
         command, label = b"cd a\r\nmake\rx\n\r\n./run\r", Part("metadata[a]", b"x\r\ny")
         request = self.receive(form(parts(evaluator_cmd=command))).request
         self.assertEqual(request.evaluator_cmd, "cd a\nmake\rx\n\n./run\r")
@@ -141,7 +141,7 @@ class ClientTests(UploadTestCase):
         upload = self.receive(form([text, *without("submission[source]")]))
         self.assertEqual(files(upload), {"submission/source/source.txt": b"a\r\nb\n"})
 
-    def test_transfer_encodings(self) -> None:
+    def test_encoded_parts_are_refused(self) -> None:
         head = b'Content-Disposition: form-data; name="submission[source]"; filename="x"\r\n'
         for coding in (b"binary", b"8bit", b"7BIT", b" binary "):
             found = self.receive_file(head + b"Content-Transfer-Encoding: " + coding, b"=3D\xff")
@@ -158,7 +158,7 @@ class ClientTests(UploadTestCase):
         ignored = b'Content-Disposition: form-data; name="x"\r\nContent-Transfer-Encoding: base64'
         self.receive(form([ignored + b"\r\n\r\nMQ==", *parts()]))
 
-    def test_malformed_extended_file_names(self) -> None:
+    def test_malformed_extended_file_names_are_refused(self) -> None:
         head = b'Content-Disposition: form-data; name="submission[source]"; filename*='
         for value in (b"x.py", b"utf-8''%ff", b"utf-16''x", b"utf-8''a b", b"\"utf-8''\"", b""):
             part = head + value + b"\r\n\r\n1"
@@ -338,7 +338,7 @@ class MalformedTests(UploadTestCase):
             error = self.refuse(MalformedRequest, form([part]))
             self.assertEqual(error.detail, f"malformed form: {said}")
 
-    def test_more_than_announced_is_not_taken(self) -> None:
+    def test_form_longer_than_its_announced_length_is_refused(self) -> None:
         body = form(parts())
         receiver = self.receiver(len(body) - 10)
         with self.assertRaises(MalformedRequest):

@@ -158,7 +158,7 @@ class EarlyRefusalTests(RawTestCase):
         self.check_raw(connection.answer(), 413)
         connection.lose()
 
-    def test_no_leave_to_send_follows_a_refusal(self) -> None:
+    def test_no_100_continue_follows_a_refusal(self) -> None:
         for line, length in (("GET /nowhere", 0), ("POST /evaluate", 0), ("POST /nowhere", 10**6)):
             connection = self.connect()
             headers = {"Content-Length": str(length), "Expect": "100-continue"}

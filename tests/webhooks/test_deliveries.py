@@ -292,7 +292,7 @@ class ManyTests(CallbacksTestCase):
         self.sender.answer(TAKEN)
         self.assertEqual(len(self.sender.posted), 4)
 
-    def test_many_callbacks_without_secret_end_a_few_in_a_turn(self) -> None:
+    def test_callbacks_without_a_secret_end_a_few_in_each_turn(self) -> None:
         self.sender.held = True
         callbacks = [self.send() for _ in range(sys.getrecursionlimit())]
         self.callbacks.secrets = parse_secrets(f"bob {format_secret(NEW)}")
@@ -309,7 +309,7 @@ class ManyTests(CallbacksTestCase):
         self.assertEqual(self.callbacks.ended_counts_by_state, ends)
         self.nothing_left()
 
-    def test_pause_takes_no_place(self) -> None:
+    def test_pause_between_attempts_holds_no_slot(self) -> None:
         self.sender.results = [BAD] * 4 + [TAKEN]
         callbacks = [self.send(document=b"") for _ in range(4)]
         self.check(self.send("bob", b""), CallbackState.DELIVERED, 1)
@@ -394,7 +394,7 @@ class RoomTests(CallbacksTestCase):
 
 
 class AloneTests(CallbacksTestCase):
-    def test_only_caller_has_all_places(self) -> None:
+    def test_single_caller_may_take_all_slots(self) -> None:
         self.callbacks.secrets = parse_secrets(f"* {format_secret(OLD)}")
         self.sender.held = True
         for _ in range(6):
@@ -407,7 +407,7 @@ class OpenTests(SynchronousTestCase):
         reactor: Any = MemoryReactorClock()
         return make_callback_queue(settings, {}, FakeResolver(), reactor, bytes, lambda: 0)
 
-    def test_no_file_of_secrets_permits_no_callback(self) -> None:
+    def test_callbacks_are_refused_without_a_file_of_secrets(self) -> None:
         callbacks = self.open(CallbackSettings())
         error = self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
         self.assertIn("callbacks are disabled (callbacks.secrets)", error.detail)

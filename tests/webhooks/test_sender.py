@@ -351,7 +351,7 @@ class PinnedAgentTests(SynchronousTestCase):
         self.assertIn(b"Host: name.example", lines)
         self.assertIn(b"Connection: close", lines)
 
-    def test_next_address_only_before_a_connection(self) -> None:
+    def test_next_address_is_tried_only_before_a_connection(self) -> None:
         asked = self.ask("http://name.example/", "2606::1", "8.8.8.8", "2606::2")
         clients = self.reactor.tcpClients
         clients[0][2].clientConnectionFailed(None, Failure(NoRouteError()))
@@ -363,26 +363,26 @@ class PinnedAgentTests(SynchronousTestCase):
         self.failureResultOf(asked, ResponseFailed)
         self.assertEqual(len(clients), 2)
 
-    def test_no_address_accepts_a_connection(self) -> None:
+    def test_last_connection_error_is_raised_if_no_address_accepts(self) -> None:
         asked = self.ask("http://name.example/", "2606::1", "8.8.8.8")
         for client, error in ((0, TCPTimedOutError()), (1, NoRouteError())):
             self.reactor.tcpClients[client][2].clientConnectionFailed(None, Failure(error))
         self.failureResultOf(asked, NoRouteError)
 
-    def test_cancelled_between_addresses(self) -> None:
+    def test_cancelled_request_tries_no_further_address(self) -> None:
         asked = self.ask("http://name.example/", "2606::1", "8.8.8.8")
         asked.cancel()
         self.failureResultOf(asked, ConnectingCancelledError)
         self.assertEqual(len(self.reactor.tcpClients), 1)
 
-    def test_trust_is_found_out_once_for_each_host(self) -> None:
+    def test_certificate_policy_is_made_once_for_each_host(self) -> None:
         trust = CachedPolicyForHTTPS(self.policy)
         one = trust.creatorForNetloc(b"a.example", 443)
         self.assertIs(trust.creatorForNetloc(b"a.example", 443), one)
         self.assertIsNot(trust.creatorForNetloc(b"b.example", 443), one)
         self.assertEqual(self.policy.asked, [(b"a.example", 443), (b"b.example", 443)])
 
-    def test_nothing_compressed_is_asked_for(self) -> None:
+    def test_no_compressed_answer_is_requested(self) -> None:
         asked = self.ask(**{"Accept-Encoding": "gzip", "X-Own": "1"})
         protocol = self.connect()
         self.assertNotIn(b"accept-encoding", self.transport.value().lower())

@@ -246,7 +246,7 @@ class LimitTests(ProxiedTestCase):
         self.check_raw(connection.answer(), 401)
         self.assertEqual(self.service.site.counts_by_address, {})
 
-    def test_client_over_its_requests_uses_up_no_rate(self) -> None:
+    def test_client_over_its_requests_at_once_uses_up_no_rate(self) -> None:
         asked: list[object] = []
         access = self.service.context.authentication
         admit = type(access).authenticate_token
