@@ -60,6 +60,16 @@ KATTIS = {
     "submissions/time_limit_exceeded/slow.py": "while True: pass\n",
     "submissions/other/new.py": SUM,
 }
+# No number is within the tolerance of what is none.
+INFINITE = {
+    "problem.yaml": "validator_flags: float_tolerance 0.5\nlimits: {time_limit: 5}\n",
+    "data/secret/1.in": "",
+    "data/secret/1.ans": "inf 1e999 2\n",
+    "submissions/accepted/same.py": "print('INF 1e999 2.5')\n",
+    "submissions/wrong_answer/zero.py": "print('0 1e999 2')\n",
+    "submissions/wrong_answer/less.py": "print('inf 5 2')\n",
+    "submissions/wrong_answer/more.py": "print('inf 1e999 1e999')\n",
+}
 INTERACTOR = """
 import sys
 secret, limit = int(open(sys.argv[1]).read()), 20
@@ -407,6 +417,10 @@ class PackageTests(TestCase):
         self.assertEqual(rows["solutions/main.py"]["found"], "accepted, 4/4")
         self.assertEqual(rows["solutions/small.py"]["found"], "wrong_answer, 0/1")
         self.assertRegex(rows["solutions/partly.py"]["found"], "^partial, ")
+
+    async def test_kattis_tolerance_holds_for_finite_numbers(self) -> None:
+        rows = await self.check(INFINITE)
+        self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
 
     async def test_cms_batch_task_is_made_and_judged(self) -> None:
         rows = await self.check(CMS)

@@ -7,6 +7,7 @@ input validators of Checktestdata and VIVA, visualizers, custom graders, and the
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 import shlex
 import shutil
@@ -547,6 +548,12 @@ def _read_feedback(feedback: Path, name: str) -> str:
     return output.content.decode(errors="replace")
 
 
+def _read_number(word: bytes) -> float | None:
+    """Return the number that a word is; None if it is none, or too large for one."""
+    number = float(word) if segi._NUMBER.fullmatch(word) else math.inf
+    return number if math.isfinite(number) else None
+
+
 def compare_outputs(printed: bytes, expected: bytes, flags: list[str]) -> segi.Judgement:
     """Compare outputs as the default output validator does. Raises: PackageError."""
     tolerances: dict[str, float | None] = {"absolute": None, "relative": None}
@@ -573,18 +580,11 @@ def compare_outputs(printed: bytes, expected: bytes, flags: list[str]) -> segi.J
     def are_same(one: bytes, other: bytes) -> bool:
         if one == other:
             return True
-        if (absolute is not None or relative is not None) and not other.isspace():
-            try:
-                wanted = float(other)
-            except ValueError:
-                pass
-            else:
-                try:
-                    number = float(one.replace(b"_", b"?"))  # Python's, in no format
-                except ValueError:
-                    return False
-                difference = abs(number - wanted)
-                return difference <= max(absolute or 0.0, (relative or 0.0) * abs(wanted))
+        wanted = None if absolute is None and relative is None else _read_number(other)
+        if wanted is not None:
+            number = _read_number(one)
+            most = max(absolute or 0.0, (relative or 0.0) * abs(wanted))
+            return number is not None and abs(number - wanted) <= most
         return not is_exact and one.lower() == other.lower()
 
     pattern = re.compile(rb"\s+|\S+" if keeps_spaces else rb"\S+")
@@ -649,7 +649,7 @@ def list_references(root: Path) -> segi_judge.Listing:
     if problem.is_scoring:
         maximum = _find_maximum(problem.read_groups(), problem)
     references = []
-    directories = (path for path in sorted(top.iterdir()) if path.is_dir())
+    directories = (path for path in sorted(top.glob("*")) if path.is_dir())
     for path in (path for directory in directories for path in sorted(directory.iterdir())):
         if path.name[0] in "-.":
             continue
