@@ -241,10 +241,12 @@ class Checker:
         inputs = await self._evaluate(f"{JUDGE} --inputs", {"source": b""})
         if inputs.verdicts or inputs.failure:
             self._add_row(Expectation({}, permitted=["accepted"]), inputs)
+        elif not expectations:
+            raise UncheckedPackage("the package has no submissions")
         option = f" --time {time:g}" if time is not None else ""
         accepted = [each for each in expectations if each.is_accepted]
         slowest = await self._check_each(JUDGE + option, accepted)
-        if time is None and listing["multiplier"] is not None:
+        if time is None and slowest and listing["multiplier"] is not None:
             option = f" --time {compute_time(slowest, listing):g}"
             self._screen.show_message(
                 f"time limit of the rest: {listing['multiplier']:g} times the slowest accepted"

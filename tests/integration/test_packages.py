@@ -245,6 +245,31 @@ CMS = {
     "sol/thief.py": "# @check-wrong-answer: *\nimport os, glob\n"
     "def double(n): return len(glob.glob('/evaluation/tree/**', recursive=True))\n",
 }
+# Of task-maker: the first subtask counts only with the second one, and stdin is the default.
+DEPENDING = {
+    "task.yaml.orig": "title: Bits\ntime_limit: 1\nmemory_limit: 64\n",
+    "gen/GEN": "#ST: 30\n#STNAME: first\n#STDEP: second\n0\n#ST: 30\n#STNAME: second\n1\n"
+    "#ST: 40\n#STNAME: third\n#STDEP: *\n2\n",
+    "gen/generator.sh": "echo $1\n",
+    "gen/validator.py": "import sys\n"
+    "sys.exit(int(open(sys.argv[1]).read()) + 1 != int(sys.argv[2]))\n",
+    "sol/solution.py": "print('111'[int(input())])\n",
+    "sol/01.py": "# @check-accepted: first second\n# @check-zero: third\n"
+    "print('110'[int(input())])\n",
+    "sol/02.py": "# @check-accepted: first third\n# @check-zero: second\n"
+    "print('101'[int(input())])\n",
+    "sol/memory.py": "# @check-memory-limit-exceeded: *\nx = b'x' * 10**8\n",
+    "sol/other.pas": "begin end.\n",
+}
+CHOSEN = {
+    **{f"input/input{number}.txt": f"{number}\n" for number in range(3)},
+    **{f"output/output{number}.txt": "1\n" for number in range(3)},
+    "sol/solution.py": "print('111'[int(input())])\n",
+    "sol/01.py": "# @check-accepted: *0 *1\nprint('110'[int(input())])\n",
+    "task.yaml": "name: bits\ninfile: ''\noutfile: ''\nn_input: 3\nscore_type: GroupMin\n"
+    "score_type_parameters:\n- - 30\n  - 000|001\n- [30, ['001']]\n"
+    "- {max_score: 40, testcases: '.*'}\n",
+}
 MANAGER = """
 import sys
 a, b = map(int, open("input.txt").read().split())
@@ -393,6 +418,10 @@ class PackageTests(TestCase):
         )
         self.assertEqual(rows["partially_accepted/hard.py"]["found"], "wrong_answer, 0/2, score 0")
 
+    async def test_kattis_tolerance_holds_for_finite_numbers(self) -> None:
+        rows = await self.check(INFINITE)
+        self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
+
     async def test_kattis_validator_asks_for_another_pass(self) -> None:
         rows = await self.check(PASSES)
         self.assertEqual([row["state"] for row in rows.values()], ["ok", "ok"])
@@ -418,10 +447,6 @@ class PackageTests(TestCase):
         self.assertEqual(rows["solutions/small.py"]["found"], "wrong_answer, 0/1")
         self.assertRegex(rows["solutions/partly.py"]["found"], "^partial, ")
 
-    async def test_kattis_tolerance_holds_for_finite_numbers(self) -> None:
-        rows = await self.check(INFINITE)
-        self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
-
     async def test_cms_batch_task_is_made_and_judged(self) -> None:
         rows = await self.check(CMS)
         self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
@@ -436,6 +461,19 @@ class PackageTests(TestCase):
         self.assertIn({"type": "score", "goal": "large", "score": 0.0, "maximum": 70.0}, events)
         shown = [value.get("message") for value in events if value["type"] == "case"]
         self.assertEqual(shown, ["wanted 2", None, None, None])
+
+    async def test_cms_subtasks_share_cases(self) -> None:
+        rows = await self.check(DEPENDING)
+        self.assertEqual(rows.pop("sol/other.pas")["state"], "skipped")
+        self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
+        found = {name: row["found"] for name, row in rows.items()}
+        self.assertEqual(found["(inputs)"], "accepted, 3/3")
+        self.assertEqual(found["sol/solution.py"], "accepted, 3/3, score 100")
+        self.assertEqual(found["sol/01.py"], "wrong_answer, 2/3, score 60")
+        self.assertEqual(found["sol/02.py"], "wrong_answer, 2/3, score 0")
+        shutil.rmtree(self.folder / "package")
+        rows = await self.check(CHOSEN)
+        self.assertEqual(rows["sol/01.py"]["found"], "wrong_answer, 2/3, score 60")
 
     async def test_cms_manager_talks_to_all_processes(self) -> None:
         for files in (COMMUNICATION, ON_STDIN):
@@ -474,8 +512,12 @@ class PackageTests(TestCase):
         for text, said in (
             ("type: submit-answer\n", "submit-answer are not supported"),
             ("name: *x\n", "problem.yaml: line 1: '*' at the start of a value"),
+            ("name: Empty\n", "the package has no submissions"),
         ):
-            root = self.write({**PASSES, "problem.yaml": text})
+            files = {
+                path: content for path, content in PASSES.items() if not path.startswith("sub")
+            }
+            root = self.write({**files, "problem.yaml": text})
             done = await piped("http://127.0.0.1:9", "check", root, *BY, TMPDIR=str(self.folder))
             self.assertEqual(done.returncode, 2)
             self.assertIn(said, done.stderr)

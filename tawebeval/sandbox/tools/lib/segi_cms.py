@@ -2,7 +2,8 @@
 
 Batch tasks by stdin or files, with graders and checkers; communication with a manager; output only.
 Where inputs or outputs are missing, the generator of `gen/GEN` and the official solution make them.
-Not read: TwoSteps, BatchAndOutput, and score types other than Sum, GroupMin and GroupMul.
+Of task-maker, `task.yaml.orig` and subtasks that depend on others (`#STDEP:`). Not read: TwoSteps,
+BatchAndOutput, controllers, and score types other than Sum, GroupMin and GroupMul.
 """
 
 from __future__ import annotations
@@ -37,14 +38,19 @@ _CHECKS = {
     "wrong-answer": ("wrong_answer",),
     "time-limit-exceeded": ("time_limit",),
     "wall-time-limit-exceeded": ("time_limit",),
+    "memory-limit-exceeded": ("runtime_error",),  # as all faults without a name of their own
     "runtime-error": ("runtime_error",),
+    "zero": ("wrong_answer", "time_limit", "runtime_error"),
 }
 """The checks in comments of solutions, and the verdicts of which a case has to have one."""
 _CHECK = re.compile(r"@check-([a-z-]+):([^\n]*)")
 
 
 class Subtask(NamedTuple):
-    """Cases with common points; of one without a name the points count for each case."""
+    """Cases with common points; of one without a name the points count for each case.
+
+    A case may belong to several subtasks.
+    """
 
     name: str
     points: float
@@ -63,11 +69,20 @@ class Task:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        path = root / "task.yaml"
+        # What task-maker makes `task.yaml` of has defaults of its own.
+        defaults: Mapping[str, Any] = {}
+        if not path.is_file():
+            path = root / "task.yaml.orig"
+            defaults = {"infile": "", "outfile": "", "user_io": "std_io", "public_testcases": "all"}
         try:
-            found = read_yaml((root / "task.yaml").read_text("utf-8"))
+            found = read_yaml(path.read_text("utf-8"))
         except ValueError as error:
-            raise segi_judge.PackageError(f"task.yaml: {error}") from None
-        self.metadata: Mapping[str, Any] = found if isinstance(found, dict) else {}
+            raise segi_judge.PackageError(f"{path.name}: {error}") from None
+        self.metadata: Mapping[str, Any] = {
+            **defaults,
+            **(found if isinstance(found, dict) else {}),
+        }
         self.name = str(self.metadata.get("name", root.name))
         self.time = self._read_number("time_limit", "timeout")
         self.memory = self._read_number("memory_limit", "memlimit")
@@ -77,10 +92,17 @@ class Task:
         self.generator = self.find_program("gen/generator", "gen/generatore")
         self.official = self.find_program("sol/solution", "sol/soluzione")
         self.cases: list[Case] = []
+        self.owners: dict[int, int] = {}
+        """The number of the subtask that a case is made for, from 1 on."""
         self.subtasks = self._read_subtasks()
+        for number, subtask in enumerate(self.subtasks, start=1):
+            for case in subtask.cases:
+                self.owners.setdefault(case, number)
         for kind in ("output_only_testcases", "output_optional_testcases"):
             if self.metadata.get(kind):
                 raise segi_judge.PackageError(f"{kind} is not supported")
+        if self.find_program("check/controller"):
+            raise segi_judge.PackageError("controllers of task-maker are not supported")
 
     def _read_number(self, *names: str) -> float | None:
         value = next((self.metadata[name] for name in names if name in self.metadata), None)
@@ -103,6 +125,7 @@ class Task:
 
     def _read_subtasks(self) -> list[Subtask]:
         subtasks: list[Subtask] = []
+        dependencies: dict[int, list[str]] = {}
         path = self.root / "gen" / "GEN"
         for line in path.read_text("utf-8").splitlines() if path.is_file() else ():
             words, comment = [*line.split("#", 1), ""][:2]
@@ -118,11 +141,16 @@ class Task:
             elif comment.startswith("STNAME:") and subtasks:
                 subtasks[-1] = subtasks[-1]._replace(name=comment[7:].strip())
                 continue
+            elif comment.startswith("STDEP:") and subtasks:
+                dependencies[len(subtasks) - 1] = comment[6:].split()
+                continue
             else:
                 continue
             if subtasks:
                 last = subtasks[-1]
                 subtasks[-1] = last._replace(cases=[*last.cases, len(self.cases) - 1])
+                self.owners[len(self.cases) - 1] = len(subtasks)
+        _add_dependencies(subtasks, dependencies)
         if not self.cases:
             count = self.metadata.get("n_input")
             inputs = len(list((self.root / "input").glob("input*.txt")))
@@ -131,15 +159,41 @@ class Task:
         kind = str(self.metadata.get("score_type", ""))
         parameters = self.metadata.get("score_type_parameters")
         if kind in ("GroupMin", "GroupMul") and isinstance(parameters, list):
+            if len(parameters) == len(subtasks):
+                names = [subtask.name for subtask in subtasks]
+            else:
+                names = [f"subtask {number}" for number in range(len(parameters))]
+                self.owners.clear()
             subtasks, at = [], 0
-            for points, count in parameters:
-                cases = range(at, at + int(count))
-                subtasks.append(Subtask(f"subtask {len(subtasks)}", float(points), cases))
-                at += int(count)
+            for name, each in zip(names, parameters):  # noqa: B905  (Python 3.9)
+                points, which = (
+                    (each["max_score"], each["testcases"]) if isinstance(each, dict) else each[:2]
+                )
+                cases = self._select_cases(which, at)
+                at += len(cases)
+                subtasks.append(Subtask(name, float(points), cases))
         elif kind not in ("", "Sum", "GroupMin"):
             raise segi_judge.PackageError(f"score_type {kind} is not supported")
         total = float(self.metadata.get("total_value", 100))
         return subtasks or [Subtask("", total, everything)]
+
+    def _select_cases(self, which: Any, at: int) -> Sequence[int]:
+        """Return cases: a number of them from `at` on, or those whose names of 3 digits are chosen.
+
+        Names are a list, or what a regular expression matches. Raises: PackageError.
+        """
+        if isinstance(which, int):
+            return range(at, at + which)
+        names = [f"{number:03}" for number in range(len(self.cases))]
+        try:
+            chosen = (
+                [name for name in names if re.match(which, name)]
+                if isinstance(which, str)
+                else [str(name) for name in which]
+            )
+            return [names.index(name) for name in chosen]
+        except (re.error, ValueError, TypeError) as error:
+            raise segi_judge.PackageError(f"testcases {which!r}: {error}") from None
 
     def is_public(self, number: int) -> bool:
         """Tell whether people may see a case."""
@@ -151,6 +205,22 @@ class Task:
         """Return the graders or stubs, and the headers beside them."""
         files = sorted((self.root / "sol").glob("*"))
         return [file for file in files if file.stem == stem or file.suffix in _HEADERS]
+
+
+def _add_dependencies(subtasks: list[Subtask], dependencies: Mapping[int, Sequence[str]]) -> None:
+    """Add the cases of the subtasks that others depend on, by their names ("*" for all).
+
+    Raises: PackageError.
+    """
+    known = {"*", *(subtask.name for subtask in subtasks)}
+    for name in (name for names in dependencies.values() for name in names):
+        if name not in known:
+            raise segi_judge.PackageError(f"gen/GEN has no subtask {name}")
+    for _ in dependencies:  # those of a subtask may have some, too
+        for index, names in dependencies.items():
+            needed = (each for each in subtasks if "*" in names or each.name in names)
+            cases = {*subtasks[index].cases, *(case for each in needed for case in each.cases)}
+            subtasks[index] = subtasks[index]._replace(cases=sorted(cases))
 
 
 class Outcome(NamedTuple):
@@ -186,6 +256,8 @@ class Judge:
         total = 0.0
         for subtask in task.subtasks:
             for number in subtask.cases:
+                if number in judged:
+                    continue
                 if solution is not None and solution.fault:
                     judged[number] = Outcome(segi.Judgement("skipped"))
                 elif solution is None:
@@ -456,11 +528,10 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
     if path is None:
         return
     judge = Judge(task, segi_judge.Options(None, explains=True))
-    for number, subtask in enumerate(task.subtasks, start=1):
-        for case in subtask.cases:
-            program, source = judge.build_own(path), judge.find_input(case)
-            found = segi_judge.run_validator(program, source, [str(number)], by_path=True)
-            yield f"{case:03}", found
+    for case, number in sorted(task.owners.items()):
+        program, source = judge.build_own(path), judge.find_input(case)
+        found = segi_judge.run_validator(program, source, [str(number)], by_path=True)
+        yield f"{case:03}", found
 
 
 def list_references(root: Path) -> segi_judge.Listing:
@@ -478,7 +549,8 @@ def list_references(root: Path) -> segi_judge.Listing:
         full = (maximum, maximum)
         return segi_judge.Listing([segi_judge.Reference(given, ["accepted"], None, full)])
     for file in files:
-        is_program = segi_judge.find_ending(file) in segi_judge.LANGUAGES
+        # Also those in languages that the judge does not know, which `check` skips.
+        is_program = file.suffix and file.suffix not in _HEADERS and file.is_file()
         if not is_program or file.stem in _OWN or file.name.startswith("."):
             continue
         permitted = required = reached = None
@@ -493,7 +565,12 @@ def list_references(root: Path) -> segi_judge.Listing:
                 for subtask in task.subtasks
                 if any(fnmatchcase(subtask.name, word) for word in words.split())
             ]
-            least = sum(subtask.points for kind, subtask in names if kind == "accepted")
+            passed = {task.subtasks.index(each) + 1 for kind, each in names if kind == "accepted"}
+            least = sum(
+                subtask.points
+                for subtask in task.subtasks
+                if passed.issuperset(task.owners[each] for each in subtask.cases)
+            )
             has_partial = any(kind == "partial-score" for kind, _ in checks)
             reached = (least, maximum if has_partial else least)
         references.append(

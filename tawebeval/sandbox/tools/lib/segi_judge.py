@@ -29,6 +29,7 @@ FORMATS = (
     ("problem.yaml", "segi_kattis", "Kattis problem package format (ICPC, DOMjudge)"),
     ("problem.xml", "segi_polygon", "Polygon"),
     ("task.yaml", "segi_cms", "CMS (italy_yaml)"),
+    ("task.yaml.orig", "segi_cms", "task-maker"),
 )
 """The file that shows the format of a package, the module, and the name of the format."""
 DEFAULT_TIME = 10.0
