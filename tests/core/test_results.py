@@ -241,7 +241,7 @@ class ResultSummaryTests(SynchronousTestCase):
         self.assertLess(taken, 20 * 1024)
 
     @given(results)
-    def test_summary_is_that_of_a_reader_who_follows_all_values(self, values: list[Any]) -> None:
+    def test_summary_equals_that_of_a_client_that_reads_all_values(self, values: list[Any]) -> None:
         expected: dict[str, Any] = {**EMPTY, "goals": {}, "cases": {}}
         for value in values:
             match value:

@@ -71,7 +71,7 @@ class CommandTests(GitTestCase):
             },
         )
 
-    def test_repository_and_settings_come_first(self) -> None:
+    def test_git_arguments_begin_with_repository_and_settings(self) -> None:
         arguments = ("fetch", "--quiet", "--end-of-options", "https://example.org/a b", "$(x)")
         argv = list(self.start(*arguments).argv)
         self.assertEqual(argv[BEFORE : BEFORE + 2], ["git", f"--git-dir={REPOSITORY}"])

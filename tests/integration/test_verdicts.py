@@ -206,7 +206,7 @@ class SystemFiles(VerdictCase):
             for path in (await self.print_of(run + listed)).splitlines():
                 self.assertEqual(os.path.getsize(path), 0, run + path)
 
-    async def test_readable_path_may_be_named_again(self) -> None:
+    async def test_request_may_name_a_readable_path_again(self) -> None:
         for path in (*READABLE, f"{READABLE[2]}/dpkg.list"):
             printed = await self.print_of(f"tawebeval-run --read {path} -- ls -d {path}")
             self.assertEqual(printed, f"{path}\n")
