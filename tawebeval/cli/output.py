@@ -20,14 +20,14 @@ from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
 from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 from tawebeval.errors import format_size
 
-_EXCERPTS = ("expected", "printed")
+_EXCERPTS = ("input", "expected", "printed")
 _COLOURS = {"accepted": "green", "partial": "yellow", "skipped": "yellow"}
 
 
 def format_case(payload: object, *, with_excerpts: bool) -> tuple[list[str], str] | None:
     """Return the lines of the case that a data value describes, and their colour.
 
-    None for other values. The excerpts are what was expected and printed.
+    None for other values. The excerpts are of the input, and what was expected and printed.
     """
     match payload:
         case {"type": "case", "case": str(name), "verdict": str(verdict), **members}:
@@ -127,7 +127,7 @@ class Screen:
     raise OutputError when `out` becomes unwritable, once; later output is discarded. A broken
     `notes` is discarded without an error, which nobody could see. `shows_summary` is False if not
     all events of the evaluation are shown: a summary of their results would mislead.
-    `shows_excerpts` is whether a case shows what was expected and printed.
+    `shows_excerpts` is whether a case shows its input, and what was expected and printed.
     """
 
     _out: TextIO

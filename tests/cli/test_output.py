@@ -186,7 +186,7 @@ class OtherTests(SynchronousTestCase):
     def test_excerpts_of_a_case_are_shown_on_request(self) -> None:
         case = (
             '{"type":"case","case":"1","verdict":"wrong_answer","message":"a\\n b\\n",'
-            '"expected":"7 ","printed":"8\\n"}'
+            '"printed":"8\\n","expected":"7 ","input":"3 4"}'
         )
         shown = Shown()
         for shown.screen.shows_excerpts in (False, True):
@@ -196,7 +196,7 @@ class OtherTests(SynchronousTestCase):
             shown.notes.getvalue(),
             "case 1: wrong answer: a\n     b\nexpected: 7\n[1]\n"
             "case 1: wrong answer: a\n     b\n"
-            '  expected: "7 "\n  printed: "8\\n"\nexpected: 7\n[1]\n',
+            '  input: "3 4"\n  expected: "7 "\n  printed: "8\\n"\nexpected: 7\n[1]\n',
         )
 
     def test_summary_precedes_the_final_error_unless_events_are_left_out(self) -> None:

@@ -34,6 +34,7 @@ solution = segi.prepare(segi.find_submission("source"))
 result = solution.run("3 4\n", time=30)
 segi.send_case("sum", result.fault or segi.compare_tokens(result.stdout, "7"), result, points=2)
 print(segi.prepare(segi.find_submission("broken")).fault.message)
+print(segi.prepare(segi.find_submission("source"), wall=0.001).fault.message)
 done = segi.run(["sh", "-c", "cat; echo $A >&2; exit 3"], "x" * 10**6, environment={"A": "b"})
 print(len(done.stdout), done.stderr, done.exit_status)
 open(home + "/own", "w").write("own")
@@ -113,6 +114,7 @@ True
     print(
          ^
 SyntaxError: '(' was never closed
+stopped after SECONDS
 1000000 b'b\n' 3
 b'own'
 output 1000 output_limit
@@ -146,6 +148,10 @@ echo 3 4 >input; echo 7 >expected
 segi_run --time 30 --read "$segi_file" -- python3 "$segi_file" <input >output
 segi_compare tokens output expected
 segi_send_case sum 2
+echo 8 >output; segi_compare tokens output expected
+segi_send_case hidden
+printf 'é%.0s' $(seq 120) >input; segi_send_case --show-expected --input input shown 1
+echo 3 4 >input
 for run in '--wall 0.3 -- sleep 60' '--output 10 -- yes' '-- sh -c exit\ 2' '-- no-such'; do
     eval "segi_run $run" >/dev/null 2>&1
     echo "$segi_verdict $segi_message"
@@ -187,6 +193,7 @@ compare exact y "x$(printf 'é%.0s' $(seq 120))"
 (segi_verdict=; segi_send_case lost) 2>&1 || :
 segi_compile --read "$segi_file" -- sh -c 'echo "error in $0" >&2; exit 1' "$segi_file"
 echo "$segi_verdict $segi_message"
+segi_compile --wall 0.3 -- sleep 60; echo "$segi_verdict $segi_message"
 segi_send
 segi_quote "$(printf 'a"\134\tb\nc\377')"; echo
 segi_send_goal sum true; segi_send_progress 1 2; segi_send_score 1 2.5
@@ -236,6 +243,7 @@ wrong_answer line 1 differs [x"""
     + r"""] [y]
 segi_send_case: no verdict; segi_run and segi_compare lose it in $( ) and in a pipe
 compile_error error in source
+compile_error stopped after SECONDS
 "a\"\\\tb\nc�"
 """
 )
@@ -257,6 +265,11 @@ int main() {
     auto judgement = result.judge();
     if (judgement.is_accepted()) judgement = segi::compare_tokens(result.out, "7");
     segi::send_case("sum", judgement, &result, 2);
+    std::string accents;
+    for (int i = 0; i < 120; i++) accents += "\xc3\xa9";
+    const auto wrong = segi::compare_tokens("8", "7");
+    segi::send_case("hidden", wrong);
+    segi::send_case("shown", wrong, nullptr, 1, {true, accents});
     show(segi::run({"sh", "-c", "kill -11 $$"}, "").judge());
     segi::Limits few;
     few.output = 10;
@@ -305,6 +318,9 @@ int main() {
     { segi::Program forgotten({"sleep", "600"}, limits, {}); }
     const auto build = segi::environment("TEMPORARY_DIRECTORY") + "/build";
     show(segi::compile({"sh", "-c", "echo wrong $0 >&2; exit 1", source}, source, build));
+    segi::Limits short_limits;
+    short_limits.wall = 0.3;
+    show(segi::compile({"sleep", "60"}, source, build, short_limits));
     std::cout << segi::quote("a\"\\\tb\n") << std::endl;
     segi::send_goal("sum", true);
     segi::send_progress(1, 2);
@@ -350,6 +366,7 @@ output_limit plain has over 0 bytes [] []
 1
 compile_error wrong source
  [] []
+compile_error stopped after 0.3 s [] []
 "a\"\\\u0009b\u000a"
 no run
 tawebeval-run: memory: 1024 bytes; at least 1048576 (1 MiB) are needed
@@ -403,8 +420,15 @@ class LibraryTests(LibraryCase):
 
     async def check(self, command: str, prints: str) -> None:
         """Hold that an evaluator prints a text, and sends one event of each kind."""
-        case, *events, file = await self.judge(command, prints)
+        case, hidden, shown, *events, file = await self.judge(command, prints)
         self.check_case(case)
+        differs = {"type": "case", "verdict": "wrong_answer", "message": "word 1 differs"}
+        excerpts = {"input": "é" * 100, "expected": "7", "printed": "8"}
+        for name in ("time", "memory"):  # of the last run, in the shell
+            for found in (hidden, shown):
+                found.pop(name, None)
+        self.assertEqual(hidden, {**differs, "case": "hidden", "printed": "8"})
+        self.assertEqual(shown, {**differs, **excerpts, "case": "shown", "points": 1})
         self.assertEqual((file["type"], file["filename"]), ("file", "table.csv"))
         self.assertEqual(
             events,

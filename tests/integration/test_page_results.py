@@ -22,6 +22,7 @@ CASES = [
         "case": "<b>large</b>",
         "verdict": "wrong_answer",
         "message": "line 2 differs",
+        "input": "3 4",
         "expected": "1\n2",
         "printed": "1\n3\n<i>",
     },
@@ -70,6 +71,7 @@ class PageResultTests(PageTestCase):
             await self.rows(".diff tbody tr"),
             [["1", "", "1"], ["2", "≠", "3"], ["", "+", "<i>"]],
         )
+        await self.browser.shows("#cases tr.more", "3 4")
         # The table has no place for the group.
         await self.browser.shows("#data", "hidden")
         data = "return document.querySelectorAll('#data .data > li').length"

@@ -93,6 +93,15 @@ class Events(SynchronousTestCase):
                     time=0.25,
                     memory=4096,
                     message="word 1 differs",
+                    printed="8",
+                ),
+            ),
+            (
+                lambda: segi.send_case("two", judgement, stdin="3 4\n", show_expected=True),
+                dict(
+                    {"type": "case", "case": "two", "verdict": "wrong_answer"},
+                    message="word 1 differs",
+                    input="3 4\n",
                     expected="7",
                     printed="8",
                 ),
@@ -102,6 +111,13 @@ class Events(SynchronousTestCase):
         ]
         for send, expected in table:
             self.assertEqual(json.loads(self.sent(send)), expected)
+
+    def test_long_input_is_sent_as_an_excerpt(self) -> None:
+        path = Path(self.mktemp())
+        path.write_text("é" * 10**6)
+        for stdin in (path, path.read_text(), path.read_bytes()):
+            sent = self.sent(lambda stdin=stdin: segi.send_case("a", segi.ACCEPTED, stdin=stdin))
+            self.assertEqual(json.loads(sent)["input"], "é" * 97 + "...")
 
     def test_no_values_send_nothing(self) -> None:
         self.assertEqual(print_by(lambda: segi.send()), ["beforeafter"])
@@ -243,7 +259,7 @@ class Checkers(SynchronousTestCase):
         ]
         for status, stderr, expected in table:
             result = RESULT._replace(exit_status=status, stderr=stderr.encode())
-            found = segi._judge_by_checker(result)
+            found = segi.judge_by_checker(result)
             self.assertEqual((found.verdict, found.message, found.points), expected, stderr)
 
     def test_crash_of_a_checker_is_no_verdict_on_the_solution(self) -> None:
@@ -268,17 +284,17 @@ class Checkers(SynchronousTestCase):
         ]
         for status, stderr, words in table:
             result = RESULT._replace(exit_status=status, stderr=stderr.encode())
-            found = segi._judge_by_checker(result)
+            found = segi.judge_by_checker(result)
             expected = f"checker: exit status {status}: {words or stderr}"
             self.assertEqual((found.verdict, found.message), ("judge_error", expected))
         for stderr in ("wrong answer: printed Traceback (most recent call last):", "at 1:1: no"):
             result = RESULT._replace(exit_status=1, stderr=stderr.encode())
-            self.assertEqual(segi._judge_by_checker(result).verdict, "wrong_answer")
+            self.assertEqual(segi.judge_by_checker(result).verdict, "wrong_answer")
 
     def test_status_that_counts_as_signal_gives_no_points(self) -> None:
         result = RESULT._replace(exit_status=None, signal=9, stderr=b"partially correct (137) x")
-        self.assertEqual(segi._judge_by_checker(result), segi.Judgement("partial", "x", points=137))
-        stopped = segi._judge_by_checker(result._replace(reason="time"))
+        self.assertEqual(segi.judge_by_checker(result), segi.Judgement("partial", "x", points=137))
+        stopped = segi.judge_by_checker(result._replace(reason="time"))
         self.assertEqual(stopped.verdict, "judge_error")
 
 
@@ -365,6 +381,54 @@ class Options(SynchronousTestCase):
         for run in (segi.run, segi.start):
             error = self.assertRaises(TypeError, run, ["true"], tmie=2)
             self.assertIn("unknown option 'tmie'; the options are time, wall, memory", str(error))
+
+    def test_usual_endings_name_their_language_in_any_case(self) -> None:
+        table = {
+            ".cpp": "cpp CPP Cpp cc CC cxx CXX c++ C++",
+            ".c": "c C",
+            ".java": "java Java JAVA",
+            ".py": "py PY Py py3 PY3",
+            ".sh": "sh SH bash Bash",
+            ".x": "x X",
+        }
+        for ending, others in table.items():
+            for other in others.split():
+                self.assertEqual(segi.find_ending(Path(f"a.b.{other}")), ending)
+
+    def test_compiler_gets_limits_and_files_besides_its_own(self) -> None:
+        source, seen = Path(self.mktemp()).absolute(), []
+        source = source.with_suffix(".PY3")
+        source.touch()
+
+        def run(command: list[str], **options: Any) -> segi.Result:
+            seen.append(options)
+            return RESULT
+
+        self.patch(segi, "run", run)
+        self.patch(os, "environ", {**os.environ, "TEMPORARY_DIRECTORY": str(source.parent)})
+        segi.prepare(source)
+        segi.prepare(source, time=100, memory=5, file_size=7, read=["/header"], write=["/cache"])
+        for options in seen:
+            for name in ("write", "read"):
+                options[name] = [str(path) for path in options[name]]
+            build = str(options.pop("directory"))
+            self.assertIn(build, options["write"])
+            options["write"].remove(build)
+        common = {"output": segi.MIB, "read": [str(source)], "write": []}
+        self.assertEqual(
+            seen,
+            [
+                {**common, "time": 30, "wall": 60, "file_size": 64 * segi.MIB},
+                {
+                    **common,
+                    "time": 100,
+                    "memory": 5,
+                    "file_size": 7,
+                    "read": [str(source), "/header"],
+                    "write": ["/cache"],
+                },
+            ],
+        )
 
 
 class TimeLimits(SynchronousTestCase):

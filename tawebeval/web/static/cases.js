@@ -18,6 +18,7 @@ const REDRAW = 50; // ms in which cases are gathered before they are shown
 const COLUMNS = ["points", "time", "memory"]; // which are hidden while they are empty
 const LENGTHS = {
   message: LONGEST_MESSAGE,
+  input: LONGEST_OUTPUT,
   expected: LONGEST_OUTPUT,
   printed: LONGEST_OUTPUT,
 };
@@ -239,10 +240,10 @@ function inSeconds(seconds) {
   return `${seconds.toFixed(3)} s`;
 }
 
-function makeRow({ name, verdict, tone, message = "", expected, printed, ...cells }, toggle) {
+function makeRow({ name, verdict, tone, message = "", input, expected, printed, ...cells }, toggle) {
   const head = element("th", { scope: "row" });
   const isLong = message.length > BRIEF || message.includes("\n");
-  if (isLong || expected !== undefined || printed !== undefined) {
+  if (isLong || [input, expected, printed].some((text) => text !== undefined)) {
     const button = element("button", { type: "button", className: "open" }, name);
     button.ariaExpanded = "false";
     button.addEventListener("click", () => toggle(button));
@@ -258,10 +259,15 @@ function makeRow({ name, verdict, tone, message = "", expected, printed, ...cell
 }
 
 /** Return the elements that show the texts of a case, with the difference marked. */
-function makeDetails({ message, expected, printed }) {
+function makeDetails({ message, input, expected, printed }) {
   const made = [];
   if (message) made.push(element("pre", {}, message));
-  if (expected !== undefined && printed !== undefined) {
+  const hasBoth = expected !== undefined && printed !== undefined;
+  const texts = hasBoth ? { Input: input } : { Input: input, Expected: expected, Printed: printed };
+  for (const [label, text] of Object.entries(texts)) {
+    if (text !== undefined) made.push(element("p", {}, label), element("pre", {}, text));
+  }
+  if (hasBoth) {
     const { rows, cut } = diffLines(expected, printed);
     const heads = ["Expected", "", "Printed"].map((text) =>
       element(text ? "th" : "td", text ? { scope: "col" } : {}, text),
@@ -271,10 +277,6 @@ function makeDetails({ message, expected, printed }) {
     table.append(element("tbody", {}, ...rows.map(makeDiffRow)));
     made.push(table);
     if (cut) made.push(element("p", { className: "hint" }, "Long texts are cut."));
-  } else {
-    for (const [label, text] of Object.entries({ Expected: expected, Printed: printed })) {
-      if (text !== undefined) made.push(element("p", {}, label), element("pre", {}, text));
-    }
   }
   if (made.length === 0) made.push("The texts of this case are no longer kept.");
   return made;

@@ -212,9 +212,17 @@ struct Result {
     }
 };
 
+// What a case shows: the expected output only if asked, as who sees it can print it in the next
+// submission; and an excerpt of the input.
+struct Shown {
+    bool expected = false;
+    std::string input = "";
+};
+
 // Send the judgement of a test case, with the time and memory of a result.
 inline void send_case(const std::string &name, const Judgement &judgement,
-                      const Result *result = nullptr, std::optional<double> points = {}) {
+                      const Result *result = nullptr, std::optional<double> points = {},
+                      const Shown &shown = {}) {
     std::string json = "{\"type\": \"case\", \"case\": " + quote(name) +
                        ", \"verdict\": " + quote(judgement.verdict);
     if (points) json += ", \"points\": " + std::to_string(*points);
@@ -222,7 +230,9 @@ inline void send_case(const std::string &name, const Judgement &judgement,
         json += ", \"time\": " + std::to_string(result->cpu_seconds) +
                 ", \"memory\": " + std::to_string(result->peak_memory_bytes);
     if (!judgement.message.empty()) json += ", \"message\": " + quote(judgement.message);
-    if (!judgement.expected.empty()) json += ", \"expected\": " + quote(judgement.expected);
+    if (!shown.input.empty()) json += ", \"input\": " + quote(shorten(shown.input));
+    if (shown.expected && !judgement.expected.empty())
+        json += ", \"expected\": " + quote(judgement.expected);
     if (!judgement.printed.empty()) json += ", \"printed\": " + quote(judgement.printed);
     send(json + "}");
 }
@@ -498,12 +508,8 @@ inline Result run(const Words &command, const std::string &input, const Limits &
 
 // Compile a source file into the directory build, in a sandbox that has only these. Returns the
 // compiler's output, with names of files only, as a judgement "compile_error".
-inline Judgement compile(const Words &command, const Path &source, const Path &build) {
-    Limits limits;
-    limits.time = 30;
-    limits.wall = 60;
-    limits.output = MIB;
-    limits.file_size = 64 * MIB;
+inline Judgement compile(const Words &command, const Path &source, const Path &build,
+                         const Limits &limits = {30, 60, 0, 0, MIB, 64 * MIB}) {
     std::filesystem::create_directories(build);
     const Result result = run(command, "", limits, {{source}, {build}, build});
     if (result.judge().is_accepted()) return {};

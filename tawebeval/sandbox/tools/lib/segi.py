@@ -109,21 +109,31 @@ def send_goal(goal: str, reached: bool) -> None:
 
 
 def send_case(
-    name: str, judgement: Judgement, result: Result | None = None, *, points: float | None = None
+    name: str,
+    judgement: Judgement,
+    result: Result | None = None,
+    *,
+    points: float | None = None,
+    stdin: Content = b"",
+    show_expected: bool = False,
 ) -> None:
     """Send the judgement of a test case, with the time and memory of `result`.
 
-    `points` are those of the judgement if None.
+    `points` are those of the judgement if None. Of the input `stdin` an excerpt is sent, of the
+    expected output only with `show_expected`: who sees it can print it in the next submission.
     """
     case: dict[str, object] = {"type": "case", "case": name, "verdict": judgement.verdict}
     if points is not None or judgement.points is not None:
         case["points"] = judgement.points if points is None else points
     if result is not None:
         case.update(time=result.cpu_seconds, memory=result.peak_memory_bytes)
-    for key in ("message", "expected", "printed"):
-        if text := getattr(judgement, key):
-            case[key] = text
-    send(case)
+    texts = {
+        "message": judgement.message,
+        "input": _read_excerpt(stdin),
+        "expected": judgement.expected if show_expected else "",
+        "printed": judgement.printed,
+    }
+    send({**case, **{key: text for key, text in texts.items() if text}})
 
 
 def send_progress(done: int, total: int) -> None:
@@ -871,18 +881,22 @@ class Solution(NamedTuple):
         return {**options, "read": [*self.files, *options.get("read", ())]}
 
 
-def prepare(
-    source: Path,
-    languages: Mapping[str, Language] = LANGUAGES,
-    *,
-    read: Sequence[str | Path] = (),
-) -> Solution:
-    """Build the program of a source file, in a sandbox that has only this file and those of `read`.
-
-    Exits by `cannot_judge` if the compiler is missing. Raises: RunError.
-    """
+def find_ending(source: Path) -> str:
+    """Return the key of `LANGUAGES` for a file, or its own ending, in lower case."""
     ending = source.suffix.lower()
-    language = languages.get(source.suffix) or languages.get(_ENDINGS.get(ending, ending))
+    return _ENDINGS.get(ending, ending)
+
+
+def prepare(
+    source: Path, languages: Mapping[str, Language] = LANGUAGES, **options: Unpack[Options]
+) -> Solution:
+    """Build the program of a source file, in a sandbox that has only this file.
+
+    `options` are those of the compiler, 30 s of `time` and files of 64 MiB without any; files of
+    `read` are added. Exits by `cannot_judge` if the compiler is missing. Raises: RunError.
+    """
+    ending = find_ending(source)
+    language = languages.get(source.suffix) or languages.get(ending)
     if language is None:
         endings = ", ".join(languages)
         message = f"{source.name}: a solution is a file that ends in {endings}"
@@ -907,9 +921,15 @@ def prepare(
         for words in language
     )
     limits: Options = {"time": 30, "wall": 60, "output": MIB, "file_size": 64 * MIB}
-    places: Options = {"read": [*files, *read], "write": [build], "directory": build}
-    options: Options = {**limits, **places}
-    result = run(command, **options)
+    if "time" in options:
+        del limits["wall"]
+    places: Options = {
+        "read": [*files, *options.get("read", ())],
+        "write": [build, *options.get("write", ())],
+        "directory": build,
+    }
+    given: Options = {**limits, **options, **places}
+    result = run(command, **given)
     fault = result.fault
     if fault:
         text = (result.stdout + result.stderr).decode(errors="replace").rstrip()
@@ -973,14 +993,12 @@ def make_directory() -> Path:
 
 def compare_exact(printed: str | bytes, expected: str | bytes) -> Judgement:
     """Compare each byte."""
-    pairs = zip_longest(_split_lines(printed), _split_lines(expected))
-    return _find_difference("line", pairs, lambda one, other: one == other)
+    return compare_parts("line", _split_lines(printed), _split_lines(expected))
 
 
 def compare_tokens(printed: str | bytes, expected: str | bytes) -> Judgement:
     """Compare words; spaces and newlines only separate them."""
-    pairs = zip_longest(_split_words(printed), _split_words(expected))
-    return _find_difference("word", pairs, lambda one, other: one == other)
+    return compare_parts("word", _split_words(printed), _split_words(expected))
 
 
 def compare_floats(
@@ -1000,8 +1018,7 @@ def compare_floats(
             return False
         return math.isclose(number, wanted, rel_tol=relative, abs_tol=absolute)
 
-    pairs = zip_longest(_split_words(printed), _split_words(expected))
-    return _find_difference("word", pairs, are_close)
+    return compare_parts("word", _split_words(printed), _split_words(expected), are_close)
 
 
 def run_checker(
@@ -1014,10 +1031,8 @@ def run_checker(
 ) -> Judgement:
     """Let a program judge: its last arguments are files with the input, output and answer.
 
-    As with testlib, exit status 0 accepts, 1, 2, 4 and 8 refuse, and 7 gives the points with which
-    stderr begins, maybe behind the word "points". Points of `_pc(n)` are n. The rest of stderr is
-    the message. An uncaught exception, which also ends with 1, is an error of the checker. The
-    checker runs as by `run`: name its files in `read`. Raises: RunError.
+    It ends as `judge_by_checker` says, and runs as by `run`: name its files in `read`. Raises:
+    RunError.
     """
     directory = make_directory()
     paths = [directory / name for name in ("input", "output", "answer")]
@@ -1027,10 +1042,16 @@ def run_checker(
     result = run([*command, *paths], **options)
     for path in paths:
         path.unlink()
-    return _judge_by_checker(result)
+    return judge_by_checker(result)
 
 
-def _judge_by_checker(result: Result) -> Judgement:
+def judge_by_checker(result: Result) -> Judgement:
+    """Return what a checker or an interactor says by its end.
+
+    As with testlib, exit status 0 accepts, 1, 2, 4 and 8 refuse, and 7 gives the points with which
+    stderr begins, maybe behind the word "points". Points of `_pc(n)` are n. The rest of stderr is
+    the message. An uncaught exception, which also ends with 1, is an error of the checker.
+    """
     text, fault = result.stderr.strip(), result.fault
     # A status over 128 counts as a signal.
     status = result.exit_status if result.signal is None else 128 + result.signal
@@ -1052,23 +1073,23 @@ def _judge_by_checker(result: Result) -> Judgement:
     return Judgement("partial", _shorten(text), points=float(first))
 
 
-def _find_difference(
+def compare_parts(
     kind: str,
-    pairs: Iterable[tuple[bytes | None, bytes | None]],
-    are_same: Callable[[bytes, bytes], bool],
+    printed: Iterable[bytes],
+    expected: Iterable[bytes],
+    are_same: Callable[[bytes, bytes], bool] = bytes.__eq__,
 ) -> Judgement:
-    for number, (printed, expected) in enumerate(pairs, start=1):
-        if printed is None:
+    """Compare words, lines or other parts one by one; a message has their `kind` and number."""
+    for number, (one, other) in enumerate(zip_longest(printed, expected), start=1):
+        if one is None:
             message = f"{kind} {number} missing"
-        elif expected is None:
+        elif other is None:
             message = f"{kind} {number} unexpected"
-        elif are_same(printed, expected):
+        elif are_same(one, other):
             continue
         else:
             message = f"{kind} {number} differs"
-        return Judgement(
-            "wrong_answer", message, _shorten(expected or b""), _shorten(printed or b"")
-        )
+        return Judgement("wrong_answer", message, _shorten(other or b""), _shorten(one or b""))
     return ACCEPTED
 
 
@@ -1084,6 +1105,13 @@ def _split_lines(text: str | bytes) -> Iterator[bytes]:
 def _shorten(text: bytes) -> str:
     shown = text[: 4 * _EXCERPT + 4].decode(errors="replace")  # not cut within the excerpt
     return shown if len(shown) <= _EXCERPT else f"{shown[: _EXCERPT - 3]}..."
+
+
+def _read_excerpt(content: Content) -> str:
+    if isinstance(content, Path):
+        with open(content, "rb") as file:
+            content = file.read(4 * _EXCERPT + 4)
+    return _shorten(_encode(content[: 4 * _EXCERPT + 4]))
 
 
 def _encode(text: str | bytes) -> bytes:

@@ -61,6 +61,11 @@ segi_awk='
         return most
     }'
 
+# Copy the first characters of stdin, as many as $1 says.
+segi_shorten() {
+    LC_ALL=C awk -v left="$1" "$segi_awk"'{ left = show((NR > 1 ? "\n" : "") $0, left) }'
+}
+
 # Print a text as a JSON string, without control characters: segi_quote TEXT
 segi_quote() {
     printf '%s\n' "$1" | LC_ALL=C tr -d '\000-\010\013-\037\177' | LC_ALL=C awk "$segi_awk"'
@@ -75,8 +80,18 @@ segi_send_goal() {
     segi_send "{\"type\": \"goal_result\", \"goal\": $(segi_quote "$1"), \"result\": $2}"
 }
 
-# Send the judgement of a test case: segi_send_case NAME [POINTS]
+# Send the judgement of a test case: segi_send_case [--input FILE] [--show-expected] NAME [POINTS]
+# Of the input an excerpt is sent, of the expected output only with --show-expected: who sees it can
+# print it in the next submission.
 segi_send_case() {
+    segi_input='' segi_answer=''
+    while :; do
+        case $1 in
+            --input) segi_input=$(head -c 400 "$2" | segi_shorten 100) && shift 2 ;;
+            --show-expected) segi_answer=$segi_expected && shift ;;
+            *) break ;;
+        esac
+    done
     if [ -z "${segi_verdict-}" ]; then
         echo 'segi_send_case: no verdict; segi_run and segi_compare lose it in $( ) and in a pipe' >&2
         exit 1
@@ -85,7 +100,8 @@ segi_send_case() {
     set -- "$1, \"verdict\": \"$segi_verdict\"${segi_time:+, \"time\": $segi_time}"
     set -- "$1${segi_memory:+, \"memory\": $segi_memory}"
     [ -z "$segi_message" ] || set -- "$1, \"message\": $(segi_quote "$segi_message")"
-    [ -z "$segi_expected" ] || set -- "$1, \"expected\": $(segi_quote "$segi_expected")"
+    [ -z "$segi_input" ] || set -- "$1, \"input\": $(segi_quote "$segi_input")"
+    [ -z "$segi_answer" ] || set -- "$1, \"expected\": $(segi_quote "$segi_answer")"
     [ -z "$segi_printed" ] || set -- "$1, \"printed\": $(segi_quote "$segi_printed")"
     segi_send "$1}"
 }
@@ -191,9 +207,7 @@ segi_compile() {
     if [ "$segi_verdict" != accepted ]; then
         segi_verdict=compile_error
         segi_compiler=$(head -c 8000 "$segi_printed_path" | sed 's|/evaluation/[^ :]*/||g' |
-            LC_ALL=C awk "$segi_awk"'
-                BEGIN { left = 2000 }
-                { left = show((NR > 1 ? "\n" : "") $0, left) }')
+            segi_shorten 2000)
         segi_message=${segi_compiler:-$segi_message}
     fi
     rm -f "$segi_printed_path"

@@ -49,14 +49,6 @@ LANGUAGES: Mapping[str, segi.Language] = {
     ".js": segi.Language(("node", "--check", "{source}"), ("node", "{source}")),
 }
 """The languages of submissions and of programs of a package."""
-_ENDINGS = {
-    ".cc": ".cpp",
-    ".cxx": ".cpp",
-    ".c++": ".cpp",
-    ".C": ".cpp",
-    ".py3": ".py",
-    ".bash": ".sh",
-}
 _MAIN_OF_JAVA = re.compile(rb"\bstatic\s+(?:final\s+)?void\s+main\s*\(")
 
 
@@ -142,7 +134,7 @@ class Report:
         shown = judgement
         if is_secret and not self._explains:
             shown = segi.Judgement(judgement.verdict, message)
-        segi.send_case(name, shown, result, points=points)
+        segi.send_case(name, shown, result, points=points, show_expected=True)
         self._done += 1
         segi.send_progress(self._done, self._total)
         if judgement.verdict == "judge_error":
@@ -168,9 +160,8 @@ def find_files() -> list[Path]:
 
 
 def find_ending(path: Path) -> str:
-    """Return the key of `LANGUAGES` for a file, or its own suffix."""
-    suffix = path.suffix
-    return _ENDINGS.get(suffix) or _ENDINGS.get(suffix.lower()) or suffix.lower()
+    """Return the key of `LANGUAGES` for a file, or its own ending, in lower case."""
+    return ".cpp" if path.suffix == ".C" else segi.find_ending(path)
 
 
 def build(

@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -589,8 +588,7 @@ def compare_outputs(printed: bytes, expected: bytes, flags: list[str]) -> segi.J
 
     pattern = re.compile(rb"\s+|\S+" if keeps_spaces else rb"\S+")
     ours, theirs = ((found[0] for found in pattern.finditer(text)) for text in (printed, expected))
-    pairs = zip_longest(ours, theirs)
-    return segi._find_difference("word", pairs, are_same)
+    return segi.compare_parts("word", ours, theirs, are_same)
 
 
 def _find_includes(root: Path, source: Path) -> list[Path]:

@@ -227,7 +227,7 @@ class Judge:
             both = self.solution.interact(
                 self.interactor, [test.input, output, test.answer], trusted, **self.limits
             )
-            judgement = segi._judge_by_checker(both.interactor)
+            judgement = segi.judge_by_checker(both.interactor)
             fault = both.solution.fault
             if fault and (judgement.is_accepted or not both.is_interactor_first):
                 return fault, both.solution
@@ -248,7 +248,7 @@ class Judge:
             output.write_bytes(ran.output)
         checked = segi_judge.run_checker(self.checker, [test.input, output, test.answer])
         output.unlink()  # of many cases, outputs would fill the disk
-        return segi._judge_by_checker(checked), result
+        return segi.judge_by_checker(checked), result
 
 
 def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
