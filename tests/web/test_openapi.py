@@ -162,6 +162,11 @@ class ContentTests(SynchronousTestCase):
         omitted = SCHEMAS["Results"]["properties"]["goals_omitted"]["description"]
         self.assertIn(f"beyond {MAX_GOALS}, or beyond {MAX_GOAL_NAMES_BYTES // 1024} KiB", omitted)
 
+    def test_limits_are_those_of_the_code(self) -> None:
+        limits = SCHEMAS["Limits"]
+        self.assertEqual(list(limits["properties"]), list(form.LIMIT_UNITS))
+        self.assertEqual(limits["required"], list(form.LIMIT_UNITS))
+
     def test_reasons_are_those_of_the_code(self) -> None:
         listed = set(re.findall("`([a-z_]+)`", SCHEMAS["Reason"]["description"]))
         self.assertEqual(listed, {*get_args(FailureReason), "protocol"})
