@@ -521,3 +521,48 @@ class PackageTests(TestCase):
             done = await piped("http://127.0.0.1:9", "check", root, *BY, TMPDIR=str(self.folder))
             self.assertEqual(done.returncode, 2)
             self.assertIn(said, done.stderr)
+
+    async def test_wrong_value_of_a_package_is_named_with_its_file(self) -> None:
+        task, verdicts = OUTPUTS["task.yaml"], "submissions/submissions.yaml"
+        group = f"{task}score_type: GroupMin\nscore_type_parameters: "
+        for files, name, text, said in (
+            (PASSES, "problem.yaml", "limits: {memory: x}\n", "problem.yaml: memory is 'x', not"),
+            (PASSES, verdicts, "accepted: {permitted: [AC, JE]}", "accepted/add.py has 'JE', not"),
+            (PASSES, verdicts, "accepted: {score: []}", "add.py is [], not a number"),
+            (OUTPUTS, "task.yaml", f"{group}[[x, 2]]\n", "the points of subtask 0 is 'x', not"),
+            (
+                OUTPUTS,
+                "task.yaml",
+                f"{group}[40, 60]\n",
+                "task.yaml: score_type_parameters has 40,",
+            ),
+            (
+                OUTPUTS,
+                "task.yaml",
+                f"{group}[[100, 3]]\n",
+                "task.yaml: a subtask has 3 cases; 2 are",
+            ),
+            (OUTPUTS, "task.yaml", f"{task}time_limit: []\n", "task.yaml: time_limit is [], not"),
+        ):
+            root = self.write({**files, name: text})
+            done = await piped("http://127.0.0.1:9", "check", root, *BY, TMPDIR=str(self.folder))
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(said, done.stderr)
+            shutil.rmtree(root)
+
+    async def test_compiler_messages_of_a_validator_are_for_its_authors_alone(self) -> None:
+        files = {**PASSES, "output_validator/validate.py": "secret = (\n"}
+        rows = await self.check(files, status=1)
+        self.assertIn("secret = (", rows["accepted/add.py"]["message"])
+        command = ("try", self.write(files), "--evaluator", "tawebeval-judge", *BY)
+        solution = f"{self.folder}/package/submissions/accepted/add.py"
+        done = await piped("http://127.0.0.1:9", *command, solution, TMPDIR=str(self.folder))
+        self.assertNotIn("secret", done.stdout + done.stderr)
+        self.assertIn("validate.py cannot be built: run `tawebeval check` to see why", done.stderr)
+
+    async def test_inputs_and_outputs_that_are_made_take_the_place_of_the_last(self) -> None:
+        judge = "tawebeval-judge >/dev/null; find $TEMPORARY_DIRECTORY -name '??*put.txt' | wc -l"
+        command = ("try", self.write(CMS), "--evaluator", judge, *BY)
+        solution = f"{self.folder}/package/sol/solution.py"
+        done = await piped("http://127.0.0.1:9", *command, solution, TMPDIR=str(self.folder))
+        self.assertEqual(done.stdout, "2\n", done.stderr)

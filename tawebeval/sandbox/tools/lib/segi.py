@@ -1011,10 +1011,10 @@ def compare_floats(
     """Compare words, of which numbers may differ: by `absolute`, or `relative` to the larger."""
 
     def are_close(one: bytes, other: bytes) -> bool:
-        if one == other or not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
-            return one == other
-        number, wanted = float(one), float(other)
-        if math.isinf(number) or math.isinf(wanted):  # 1e999 is not 2e999
+        if one == other:
+            return True
+        number, wanted = parse_number(one), parse_number(other)
+        if number is None or wanted is None:
             return False
         return math.isclose(number, wanted, rel_tol=relative, abs_tol=absolute)
 
@@ -1068,9 +1068,16 @@ def judge_by_checker(result: Result) -> Judgement:
     if text.startswith(b"points_info="):  # for another program: no number
         return Judgement("partial", _shorten(text))
     first, text = [*text.split(None, 1), b"", b""][:2]
-    if not _NUMBER.fullmatch(first) or abs(float(first)) > _MOST_POINTS:
+    points = parse_number(first)
+    if points is None or abs(points) > _MOST_POINTS:
         return Judgement("judge_error", f"checker: no points in {_shorten(first)!r}")
-    return Judgement("partial", _shorten(text), points=float(first))
+    return Judgement("partial", _shorten(text), points=points)
+
+
+def parse_number(word: bytes) -> float | None:
+    """Return the number that a word is; None if it is none, or too large for a float."""
+    number = float(word) if _NUMBER.fullmatch(word) else math.inf
+    return number if math.isfinite(number) else None
 
 
 def compare_parts(

@@ -86,6 +86,7 @@ class Task:
         self.name = str(self.metadata.get("name", root.name))
         self.time = self._read_number("time_limit", "timeout")
         self.memory = self._read_number("memory_limit", "memlimit")
+        self.processes = int(self._read_number("num_processes") or 1)
         self.is_output_only = bool(self.metadata.get("output_only", False))
         self.manager = self.find_program("check/manager", "cor/manager")
         self.checker = self.find_program("check/checker", "cor/correttore")
@@ -105,8 +106,11 @@ class Task:
             raise segi_judge.PackageError("controllers of task-maker are not supported")
 
     def _read_number(self, *names: str) -> float | None:
-        value = next((self.metadata[name] for name in names if name in self.metadata), None)
-        return None if value is None else float(value)
+        """Return the number of the first of these names that `task.yaml` has."""
+        for name in names:
+            if self.metadata.get(name) is not None:
+                return segi_judge.read_number(self.metadata[name], f"task.yaml: {name}")
+        return None
 
     def find_program(self, *stems: str) -> Path | None:
         """Return the source of a program, or a file without ending, which may be a binary."""
@@ -135,8 +139,9 @@ class Task:
             elif comment.startswith("COPY:"):
                 self.cases.append(Case((), comment[5:].strip()))
             elif comment.startswith("ST:"):
-                number = str(len(subtasks))
-                subtasks.append(Subtask(f"subtask {number}", float(comment[3:]), []))
+                name = f"subtask {len(subtasks)}"
+                points = segi_judge.read_number(comment[3:].strip(), f"gen/GEN: {name}")
+                subtasks.append(Subtask(name, points, []))
                 continue
             elif comment.startswith("STNAME:") and subtasks:
                 subtasks[-1] = subtasks[-1]._replace(name=comment[7:].strip())
@@ -152,7 +157,7 @@ class Task:
                 self.owners[len(self.cases) - 1] = len(subtasks)
         _add_dependencies(subtasks, dependencies)
         if not self.cases:
-            count = self.metadata.get("n_input")
+            count = self._read_number("n_input")
             inputs = len(list((self.root / "input").glob("input*.txt")))
             self.cases = [Case(())] * int(inputs if count is None else count)
         everything = range(len(self.cases))
@@ -166,16 +171,24 @@ class Task:
                 self.owners.clear()
             subtasks, at = [], 0
             for name, each in zip(names, parameters):  # noqa: B905  (Python 3.9)
-                points, which = (
-                    (each["max_score"], each["testcases"]) if isinstance(each, dict) else each[:2]
-                )
+                try:
+                    points, which = (
+                        (each["max_score"], each["testcases"])
+                        if isinstance(each, dict)
+                        else each[:2]
+                    )
+                except (TypeError, ValueError, KeyError):
+                    raise segi_judge.PackageError(
+                        f"task.yaml: score_type_parameters has {each!r}, not points and cases"
+                    ) from None
+                points = segi_judge.read_number(points, f"task.yaml: the points of {name}")
                 cases = self._select_cases(which, at)
                 at += len(cases)
-                subtasks.append(Subtask(name, float(points), cases))
+                subtasks.append(Subtask(name, points, cases))
         elif kind not in ("", "Sum", "GroupMin"):
             raise segi_judge.PackageError(f"score_type {kind} is not supported")
-        total = float(self.metadata.get("total_value", 100))
-        return subtasks or [Subtask("", total, everything)]
+        total = self._read_number("total_value")
+        return subtasks or [Subtask("", 100 if total is None else total, everything)]
 
     def _select_cases(self, which: Any, at: int) -> Sequence[int]:
         """Return cases: a number of them from `at` on, or those whose names of 3 digits are chosen.
@@ -183,6 +196,10 @@ class Task:
         Names are a list, or what a regular expression matches. Raises: PackageError.
         """
         if isinstance(which, int):
+            if not 0 <= which <= len(self.cases) - at:
+                raise segi_judge.PackageError(
+                    f"task.yaml: a subtask has {which} cases; {len(self.cases) - at} are left"
+                )
             return range(at, at + which)
         names = [f"{number:03}" for number in range(len(self.cases))]
         try:
@@ -193,7 +210,7 @@ class Task:
             )
             return [names.index(name) for name in chosen]
         except (re.error, ValueError, TypeError) as error:
-            raise segi_judge.PackageError(f"testcases {which!r}: {error}") from None
+            raise segi_judge.PackageError(f"task.yaml: testcases {which!r}: {error}") from None
 
     def is_public(self, number: int) -> bool:
         """Tell whether people may see a case."""
@@ -243,6 +260,7 @@ class Judge:
             "output": segi_judge.MOST_OUTPUT,
         }
         self.programs: dict[Path, segi.Solution] = {}
+        self.made = segi.make_directory()  # what is made for a case takes the place of the last
 
     def run(self) -> segi_judge.Total:
         """Judge all cases. Raises: PackageError, RunError."""
@@ -342,8 +360,8 @@ class Judge:
             output=segi_judge.MOST_OUTPUT,
         )
         if result.fault:
-            raise segi_judge.PackageError(f"input {number}: {result.fault.message}")
-        made = segi.make_directory() / "input.txt"
+            raise segi_judge.PackageError(f"no input {number} was made", result.fault.message)
+        made = self.made / "input.txt"
         made.write_bytes(result.stdout)
         return made
 
@@ -359,8 +377,8 @@ class Judge:
             self.programs[task.official] = self._build_submission([task.official], None)
         ran = self._run_batch(self.programs[task.official], source)
         if ran.fault:
-            raise segi_judge.PackageError(f"{task.official.name}: {ran.fault.message}")
-        made = segi.make_directory() / "output.txt"
+            raise segi_judge.PackageError(f"no output {number} was made", ran.fault.message)
+        made = self.made / "output.txt"
         made.write_bytes(ran.output)
         return made
 
@@ -409,7 +427,7 @@ class Judge:
         assert task.manager is not None, "a communication task"
         manager, place = self.build_own(task.manager), segi.make_directory()
         shutil.copyfile(source, place / "input.txt")
-        count = int(task.metadata.get("num_processes", 1))
+        count = task.processes
         has_stub = any(file.stem == "stub" for file in task.list_beside("stub"))
         kind = str(task.metadata.get("user_io", "fifo_io" if has_stub else "std_io"))
         fifos = []
@@ -471,6 +489,7 @@ class Judge:
                     while thread.is_alive():
                         let_go(index)
                         thread.join(_PAUSE)
+                (place / "input.txt").unlink(missing_ok=True)
         if failures:
             raise failures[0]
         worst = max(results.values(), key=lambda each: each.cpu_seconds)

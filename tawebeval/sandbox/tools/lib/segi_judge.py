@@ -53,7 +53,14 @@ _MAIN_OF_JAVA = re.compile(rb"\bstatic\s+(?:final\s+)?void\s+main\s*\(")
 
 
 class PackageError(Exception):
-    """A package that cannot be judged, without a fault of the submission; `str()` says why."""
+    """A package that cannot be judged, without a fault of the submission; `str()` says why.
+
+    `detail` is what programs of the package have printed: for its authors alone.
+    """
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class Options(NamedTuple):
@@ -149,6 +156,14 @@ def send_part(name: str, score: float, maximum: float | None) -> None:
         segi.send_goal(name, score >= maximum - 1e-9)
 
 
+def read_number(value: Any, name: str) -> float:
+    """Return a number of the package; `name` has its file. Raises: PackageError."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise PackageError(f"{name} is {value!r}, not a number") from None
+
+
 def find_files() -> list[Path]:
     """Return all files of the submission, that of the field `source` first; exit without one."""
     prefix = "SUBMISSION_FILE_"
@@ -219,7 +234,7 @@ def build(
         language = language._replace(build=(*language.build, *others))
     built = segi.prepare(source, {source.suffix: language}, read=_list_others(place, source))
     if built.fault and options is None:
-        raise PackageError(f"{source.name} cannot be built: {built.fault.message}")
+        raise PackageError(f"{source.name} cannot be built", built.fault.message)
     # All files of the directory, and the build: a directory in a directory cannot be given twice.
     return built._replace(files=[*(path for path in built.files if path != source), place])
 
@@ -249,7 +264,7 @@ def build_program(path: Path, extra: Iterable[Path] = ()) -> segi.Solution:
         )
         if result.fault:
             text = result.stderr.decode(errors="replace")[-1000:]
-            raise PackageError(f"{path.name}/build failed: {result.fault.message}\n{text}")
+            raise PackageError(f"{path.name}/build failed", f"{result.fault.message}\n{text}")
     if not os.access(place / "run", os.X_OK):
         raise PackageError(f"{path.name} has no executable file `run`")
     return segi.Solution([str(place / "run")], [place])
@@ -400,7 +415,11 @@ def main() -> None:
             segi.send({"type": "references", **listing._asdict(), "references": references})
             return
         total: Total = module.judge(root, Options(words.time, words.explain))
-    except (PackageError, segi.RunError, OSError, ValueError, RecursionError) as error:
+    except PackageError as error:
+        shows = words.explain or words.inputs
+        why = error.detail if shows else "run `tawebeval check` to see why"
+        fail(f"{error}: {why}" if error.detail else str(error))
+    except (segi.RunError, OSError, ValueError, ArithmeticError, RecursionError) as error:
         fail(str(error))
     segi.send_goal("accepted", total.is_accepted)
     if total.score is not None:

@@ -7,7 +7,6 @@ input validators of Checktestdata and VIVA, visualizers, custom graders, and the
 from __future__ import annotations
 
 import fnmatch
-import math
 import re
 import shlex
 import shutil
@@ -122,10 +121,12 @@ class Problem:
         validation = str(self.metadata.get("validation", "default")).split()
         self.kinds = {*_words(kinds), *validation[1:]}
         self.is_scoring = "scoring" in self.kinds
-        self.limits: dict[str, Any] = self.metadata.get("limits") or {}
-        self.memory = self.limits.get("memory")
-        self.output = int(self.limits.get("output", _OUTPUT) * segi.MIB)
-        self.passes = int(self.limits.get("validation_passes", 2))
+        self.limits: Any = self.metadata.get("limits") or {}
+        if not isinstance(self.limits, dict):
+            raise segi_judge.PackageError(f"problem.yaml: limits are {self.limits!r}, no mapping")
+        self.memory = self.read_limit("memory")
+        self.output = int(self.read_limit("output", _OUTPUT) * segi.MIB)
+        self.passes = int(self.read_limit("validation_passes", 2))
         for pattern in ("include/**/*", "*put_validator*/**/*", "data/**/test_group.yaml"):
             self.replace_constants(root.glob(pattern))
         for kind, why in (
@@ -135,6 +136,11 @@ class Problem:
         ):
             if why:
                 raise segi_judge.PackageError(f"{kind} are not supported")
+
+    def read_limit(self, name: str, default: Any = None) -> Any:
+        """Return a number of `limits`, or the default. Raises: PackageError."""
+        value = self.limits.get(name)
+        return default if value is None else segi_judge.read_number(value, f"problem.yaml: {name}")
 
     def replace_constants(self, files: Iterable[Path]) -> None:
         """Write the values of constants into files of this evaluation's copy of the package."""
@@ -156,7 +162,7 @@ class Problem:
     @property
     def time(self) -> float | None:
         """Seconds of processor time of a case; None if the package has no limit."""
-        limit = self.limits.get("time_limit")
+        limit = self.read_limit("time_limit")
         for name, pattern in (
             ("domjudge-problem.ini", r"^\s*timelimit\s*=\s*['\"]?([0-9.]+)"),
             (".timelimit", r"^\s*([0-9.]+)"),
@@ -165,7 +171,7 @@ class Problem:
             if limit is None and path.is_file():
                 found = re.search(pattern, path.read_text("utf-8"), re.MULTILINE)
                 limit = found and found[1]
-        return None if limit is None else float(limit)
+        return None if limit is None else segi_judge.read_number(limit, "the limit of time")
 
     def find_validators(self) -> list[Path]:
         """Return the paths of the output validators, none for the default one."""
@@ -240,15 +246,17 @@ def _read_scoring(group: Group, problem: Problem) -> Scoring:
     scores = [flag for flag in flags if flag in ("sum", "avg", "min", "max")]
     maximum = None
     if "range" in settings:
-        highest = float(str(settings["range"]).split()[-1])
+        highest = segi_judge.read_number(
+            [None, *str(settings["range"]).split()][-1], "testdata.yaml: the end of range"
+        )
         maximum = highest if abs(highest) < 2**53 else None
     breaks = settings.get("on_reject", "break") == "break"
     return Scoring(
         breaks or not problem.is_scoring,
         modes[-1] if modes else "worst_error",
         scores[-1] if scores else "sum",
-        float(settings.get("accept_score", 1)),
-        float(settings.get("reject_score", 0)),
+        segi_judge.read_number(settings.get("accept_score", 1), "testdata.yaml: accept_score"),
+        segi_judge.read_number(settings.get("reject_score", 0), "testdata.yaml: reject_score"),
         maximum,
         "accept_if_any_accepted" in flags,
     )
@@ -267,7 +275,9 @@ def _read_new_scoring(group: Group, settings: Mapping[str, Any]) -> Scoring:
         settings.get("score_aggregation", "sum" if is_secret or not group.name else "pass-fail")
     )
     most = settings.get("max_score", 100 if is_secret and "scoring" not in settings else None)
-    maximum = None if most in (None, "unbounded") else float(most)
+    maximum = None
+    if most not in (None, "unbounded"):
+        maximum = segi_judge.read_number(most, "test_group.yaml: max_score")
     share = maximum or 0.0
     if mode == "sum" and not has_groups:
         share /= max(len(list(group.list_cases())), 1)
@@ -458,7 +468,7 @@ class Judge:
             answer.touch()
         place = f"{feedback}/"
         trusted: Any = {
-            "time": float(self.problem.limits.get("validation_time", segi_judge.PROGRAM_TIME)),
+            "time": self.problem.read_limit("validation_time", segi_judge.PROGRAM_TIME),
             "wall": segi_judge.compute_wall(self.time),
             "read": [source, answer],
             "write": [feedback],
@@ -499,7 +509,7 @@ class Judge:
                 try:
                     score = float(text)
                 except ValueError:
-                    raise segi_judge.PackageError(f"{name} has no number: {text[:50]!r}") from None
+                    raise segi_judge.PackageError(f"{name} has no number", text[:50]) from None
                 return score if name == "score.txt" else score * scoring.accept_score
         return scoring.accept_score
 
@@ -547,12 +557,6 @@ def _read_feedback(feedback: Path, name: str) -> str:
     return output.content.decode(errors="replace")
 
 
-def _read_number(word: bytes) -> float | None:
-    """Return the number that a word is; None if it is none, or too large for one."""
-    number = float(word) if segi._NUMBER.fullmatch(word) else math.inf
-    return number if math.isfinite(number) else None
-
-
 def compare_outputs(printed: bytes, expected: bytes, flags: list[str]) -> segi.Judgement:
     """Compare outputs as the default output validator does. Raises: PackageError."""
     tolerances: dict[str, float | None] = {"absolute": None, "relative": None}
@@ -579,9 +583,9 @@ def compare_outputs(printed: bytes, expected: bytes, flags: list[str]) -> segi.J
     def are_same(one: bytes, other: bytes) -> bool:
         if one == other:
             return True
-        wanted = None if absolute is None and relative is None else _read_number(other)
+        wanted = None if absolute is None and relative is None else segi.parse_number(other)
         if wanted is not None:
-            number = _read_number(one)
+            number = segi.parse_number(one)
             most = max(absolute or 0.0, (relative or 0.0) * abs(wanted))
             return number is not None and abs(number - wanted) <= most
         return not is_exact and one.lower() == other.lower()
@@ -638,6 +642,17 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
         yield case.name, judgement
 
 
+def _read_codes(codes: Any, where: str) -> list[str]:
+    """Return the verdicts of codes such as AC. Raises: PackageError."""
+    for code in codes if isinstance(codes, list) else [codes]:
+        if not isinstance(codes, list) or str(code) not in _CODES:
+            known = ", ".join(_CODES)
+            raise segi_judge.PackageError(
+                f"submissions.yaml: {where} has {code!r}, not a list of {known}"
+            )
+    return [_CODES[code] for code in codes]
+
+
 def list_references(root: Path) -> segi_judge.Listing:
     """Return the submissions below `submissions/`. Raises: PackageError."""
     problem = Problem(root)
@@ -666,25 +681,25 @@ def list_references(root: Path) -> segi_judge.Listing:
                 given.sort(key=lambda each, entry=entry: Path(each).name != entry)  # type: ignore[misc]
         score = expected.get("score")
         if score is not None:
-            limits = score if isinstance(score, list) else [score, score]
-            score = (float(limits[0]), float(limits[-1]))
+            limits = score if isinstance(score, list) and score else [score]
+            where = f"submissions.yaml: score of {name}"
+            low, high = (segi_judge.read_number(limits[at], where) for at in (0, -1))
+            score = (low, high)
         elif problem.is_scoring and maximum is not None:
             score = {
                 "accepted": (maximum, maximum),
                 "partially_accepted": (1e-9, maximum - 1e-9),
             }.get(path.parent.name)
         permitted, required = (
-            [_CODES[code] for code in expected[key]] if key in expected else None
+            _read_codes(expected[key], f"{key} of {name}") if key in expected else None
             for key in ("permitted", "required")
         )
         references.append(segi_judge.Reference(given, permitted, required, score))
     margins = problem.limits.get("time_multipliers") or {}
     default = 5.0 if problem.is_legacy else 2.0
-    multiplier = float(
-        problem.limits.get("time_multiplier", margins.get("ac_to_time_limit", default))
-    )
+    multiplier = problem.read_limit("time_multiplier", margins.get("ac_to_time_limit", default))
     return segi_judge.Listing(
         references,
         multiplier if problem.time is None else None,
-        float(problem.limits.get("time_resolution", 1.0)),
+        problem.read_limit("time_resolution", 1.0),
     )
