@@ -537,7 +537,8 @@ class EnvironmentSettings(Section, frozen=True):
 class ProblemSettings(Section, frozen=True):
     """`[problems.NAME]`: an evaluator with all that a submission does not choose.
 
-    `fields` are the names of the submission's fields, empty for any. `extensions` are those of the
+    `build` is a command that prepares the tree once for all evaluations of a commit. `fields` are
+    the names of the submission's fields, empty for any. `extensions` are those of the
     files that the page offers, the first one to begin with; empty for any. `title` and
     `description` are for people. `statement` is the path of a file of Markdown; `daemon.reload`
     replaces the path by the file's text.
@@ -545,6 +546,9 @@ class ProblemSettings(Section, frozen=True):
 
     repository: str
     command: str
+    build: Annotated[
+        str, _matching(r"[^\0]{0,4096}", "a shell command of up to 4096 characters without NUL")
+    ] = ""
     commit: str = ""
     branch: str = ""
     directory: str = ""

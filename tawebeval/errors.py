@@ -21,6 +21,7 @@ FailureReason = Literal[
     "repository",
     "commit",
     "directory",
+    "build",
     "exit",
     "timeout",
     "cpu",

@@ -13,11 +13,13 @@ from typing import Any, NoReturn
 
 import attrs
 import click
+from msgspec import structs
 
 from tawebeval.cli.output import Screen, escape_table_row
 from tawebeval.cli.runtime import FAILED, GOOD, WRONG
 from tawebeval.cli.try_run import (
     CHECKOUT_NAME,
+    NULL_COMMIT_OID,
     LocalRunner,
     open_runner,
     read_setup,
@@ -26,9 +28,12 @@ from tawebeval.cli.try_run import (
     write_upload,
 )
 from tawebeval.client.events import Data, EvaluationError, Page
+from tawebeval.config import ProblemSettings
 
 JUDGE = "tawebeval-judge --explain"
 """The evaluator of a package."""
+_PACKAGE = "package"
+"""The problem whose build is that of the package."""
 _FAILURES = ("memory_limit", "output_limit", "compile_error")  # as "runtime_error"
 _OWN = "problem.toml"
 _STATE_COLOURS = {"ok": "green", "skipped": "yellow", "unknown": None}
@@ -211,6 +216,7 @@ class Checker:
     _root: Path
     _seed: int
     _as_json: bool
+    _problem: str | None = None  # whose build is used
     _count: int = 0
     _rows: list[dict[str, Any]] = attrs.field(factory=list)
 
@@ -243,6 +249,7 @@ class Checker:
             self._add_row(Expectation({}, permitted=["accepted"]), inputs)
         elif not expectations:
             raise UncheckedPackage("the package has no submissions")
+        self._problem = _PACKAGE
         option = f" --time {time:g}" if time is not None else ""
         accepted = [each for each in expectations if each.is_accepted]
         slowest = await self._check_each(JUDGE + option, accepted)
@@ -296,7 +303,7 @@ class Checker:
         self._count += 1
         name = f"submission-{self._count}"
         files = write_upload(fields, self._runner.run_directory / name)
-        evaluation = self._runner.make_evaluation(name, evaluator, self._seed, files)
+        evaluation = self._runner.make_evaluation(name, evaluator, self._seed, files, self._problem)
         findings = Findings()
         if await run_evaluation(evaluation, findings.add_page):
             raise UncheckedPackage("cancelled")
@@ -323,6 +330,15 @@ def run_check(
     `options` are those of `read_setup`.
     """
     setup = read_setup("check", **options)
+    package = ProblemSettings(
+        "/",
+        JUDGE,
+        build="tawebeval-judge --build",
+        commit=NULL_COMMIT_OID,
+        limits=dict(setup.limits),
+    )
+    configuration = structs.replace(setup.configuration, problems={_PACKAGE: package})
+    setup = attrs.evolve(setup, configuration=configuration)
 
     async def work(reactor: Any) -> int:
         try:

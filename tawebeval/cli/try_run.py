@@ -54,7 +54,11 @@ from tawebeval.daemon.configuration import check_visible_paths, read_configurati
 from tawebeval.daemon.process import reset_inherited_signals, use_monotonic_clock
 from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
-from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
+from tawebeval.evaluations.context import (
+    EvaluationContext,
+    FixedCheckout,
+    make_unread_events_share,
+)
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import queue_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
@@ -78,25 +82,6 @@ CHECKOUT_NAME, UPLOAD_NAME = "checkout", "upload"
 
 _THREADS = 3  # two of them poll limits
 _ACCOUNTS = "accounts"  # the directory with passwd and group of the sandbox
-
-
-@attrs.frozen
-class WorkingTreeSource:
-    """The copy of a working directory, in place of a repository."""
-
-    _checkout: Checkout
-
-    def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
-        """Return False: a copy needs no network."""
-        return False
-
-    async def resolve_branch(self, repository: Repository, caller: str) -> str:
-        """Return the OID that stands for no commit."""
-        return NULL_COMMIT_OID
-
-    async def check_out_commit(self, repository: Repository, oid: str, caller: str) -> Checkout:
-        """Return the copy."""
-        return self._checkout
 
 
 def copy_working_tree(root: Path, run_directory: Path, limits: TreeLimits) -> Checkout:
@@ -157,7 +142,7 @@ def open_context(
         generate_random_bytes=os.urandom,
         worker_threads=threads,
         spawner=spawner,
-        checkout_source=WorkingTreeSource(checkout),
+        checkout_source=FixedCheckout(checkout),
         sandbox=open_sandbox(configuration, run_directory / _ACCOUNTS, cgroups, trees),
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(configuration.buffers.total),
@@ -270,9 +255,17 @@ class LocalRunner:
     """The directory with the copy, the submissions and the evaluations."""
 
     def make_evaluation(
-        self, name: str, evaluator: str, seed: int, files: tuple[SubmissionFile, ...]
+        self,
+        name: str,
+        evaluator: str,
+        seed: int,
+        files: tuple[SubmissionFile, ...],
+        problem: str | None = None,
     ) -> Evaluation:
-        """Return an evaluation of files that `write_upload` wrote to the directory `name`."""
+        """Return an evaluation of files that `write_upload` wrote to the directory `name`.
+
+        `problem` is one of the configuration, whose `build` is used.
+        """
         setup = self._setup
         request = EvaluationRequest(
             Repository(Path(os.path.abspath(setup.root)).as_uri()),
@@ -283,6 +276,7 @@ class LocalRunner:
             files,
             limits=setup.limits,
             environment=setup.environment,
+            problem=problem,
         )
         sent = self.run_directory / name
         details = EvaluationDetails(name, pack_request(request), seed, upload_directory=sent)

@@ -29,12 +29,12 @@ import re
 from base64 import b32decode, b32encode
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from heapq import merge
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import attrs
 import msgspec
@@ -192,6 +192,10 @@ class Checkout:
     commit: Commit
     path: Path
     release: Callable[[], None] = attrs.field(eq=False)
+
+
+BuildTree: TypeAlias = Callable[[Callable[[Path], None]], Awaitable[None]]
+"""Function that builds a tree and passes its directory to the given function, in a thread."""
 
 
 @attrs.frozen

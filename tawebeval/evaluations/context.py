@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from tawebeval.config import Configuration
-from tawebeval.core.evaluations import Checkout, EvaluationCounters
+from tawebeval.core.evaluations import BuildTree, Checkout, EvaluationCounters
 from tawebeval.core.events import EventMemory
 from tawebeval.core.form import Repository
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (
     Condition,
     FairQueue,
+    OneShotEvent,
     RetryQueue,
     WorkerThreads,
 )
+from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.eventlog import EventFiles, make_segment_load_slots
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
+from tawebeval.linux.filetree import copy_tree
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
 
 if TYPE_CHECKING:
@@ -65,6 +68,51 @@ class CheckoutSource(Protocol):
     async def check_out_commit(self, repository: Repository, oid: str, caller: str) -> Checkout:
         """Return a commit and its tree, to release after use. Raises: EvaluationFailure."""
 
+    def find_build(self, checkout: Checkout, key: str) -> Checkout | None:
+        """Return the build of a checkout with this key, to release after use; None without one."""
+
+    async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
+        """Return a new build of a checkout, to release after use. Raises: what `build` raises."""
+
+
+@attrs.define
+class FixedCheckout:
+    """One checkout and its builds, in place of repositories.
+
+    Builds are stored in directories of names that begin as that of the checkout.
+    """
+
+    _checkout: Checkout
+    _builds: dict[str, Checkout] = attrs.field(factory=dict)
+
+    def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
+        """Return False."""
+        return False
+
+    async def resolve_branch(self, repository: Repository, caller: str) -> str:
+        """Return the OID of the checkout."""
+        return self._checkout.commit.oid
+
+    async def check_out_commit(self, repository: Repository, oid: str, caller: str) -> Checkout:
+        """Return the checkout."""
+        return self._checkout
+
+    def find_build(self, checkout: Checkout, key: str) -> Checkout | None:
+        """Return the build with this key."""
+        return self._builds.get(key)
+
+    async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
+        """Copy a built tree."""
+        path = checkout.path.with_name(f"{checkout.path.name}-{key}")
+
+        def take(built: Path) -> None:
+            path.mkdir()
+            copy_tree(built, path)
+
+        await build(take)
+        made = self._builds[key] = attrs.evolve(checkout, path=path)
+        return made
+
 
 @attrs.define(eq=False)
 class EvaluationContext:
@@ -74,6 +122,7 @@ class EvaluationContext:
     seconds since the epoch, `read_boot_clock()` in seconds since the boot. `fetch_slots` bounds
     fetches over a network, beside the run slots; `segment_load_slots` bounds events
     that are parsed again. `cleanup_queue` repeats removals that have failed.
+    `builds` are the builds that are running, by key; each ends with a failure, or None.
     `event_room_condition` is notified when a caller no longer uses up its part of `unread_events`
     or of the memory for newest events.
     """
@@ -96,6 +145,7 @@ class EvaluationContext:
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
     archive: EvaluationArchive | None = None
+    builds: dict[str, OneShotEvent[EvaluationFailure | None]] = attrs.field(factory=dict)
     event_room_condition: Condition = attrs.field(factory=Condition)
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice, takewhile
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -65,6 +66,9 @@ class Evaluation:
       with it: the row of the earlier process holds.
     - `handed_over_at`: the time of `hand_over`, in seconds of the clock; None before.
     - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
+    - `build_state`: "running" while it builds the tree, "waiting" while another evaluation does.
+    - `take_tree(directory)`: what a build (`building`) does with its tree, in a thread, when it has
+      finished and its processes are gone; None for other evaluations. Raises nothing.
 
     Of the registry:
 
@@ -91,6 +95,8 @@ class Evaluation:
     is_resuming: bool = False
     handed_over_at: float | None = None
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
+    build_state: str | None = None
+    take_tree: Callable[[Path], object] | None = None
     events: EvaluationEvents = attrs.field(init=False)
     last_request_time: float = 0.0
     stored_event: OneShotEvent[Callable[[], None]] | None = None
@@ -316,6 +322,8 @@ async def clean_up(evaluation: Evaluation, request: bytes = b"") -> None:
         try:
             if sandboxed is not None:
                 sandboxed.close()
+                if evaluation.take_tree and details.state is EvaluationState.FINISHED:
+                    evaluation.take_tree(sandboxed.workspace.tree_directory)
         finally:  # a killed process that is not gone yet is only in the way of its cgroup
             if keep and request and upload is not None and upload.exists():
                 workspace.take_over_upload(upload)

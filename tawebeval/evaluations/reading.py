@@ -400,6 +400,7 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
     document = _build(details, evaluation.limits)
     if details.state is EvaluationState.QUEUED:
         document["queue_place"] = queue_position
+    document["build"] = evaluation.build_state
     if evaluation.run is not None:
         document["stderr"] = evaluation.run.stderr_text
     document["buffered_bytes"] = evaluation.event_bytes
@@ -433,6 +434,7 @@ def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
         "directory": request.directory,
         "evaluator_cmd": request.truncated_command,
         "seed": details.seed,
+        "build": None,
         "environment": _build_environment(details.environment, request.environment),
         "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
         "metadata": dict(request.metadata),

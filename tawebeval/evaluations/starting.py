@@ -33,8 +33,9 @@ from tawebeval.core.events import (
 )
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
-from tawebeval.deferreds import FairQueue, run_in_background
+from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.building import Build, BuildPlan, plan_build
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import (
@@ -156,6 +157,9 @@ class _Start:
         checkout = evaluation.checkout = await source.check_out_commit(*self._checkout_arguments())
         details.set_commit(checkout.commit)
         self._fix_environment()
+        checkout = await self._use_build(checkout)
+        if evaluation.handed_over_at is not None:
+            return  # the next process of the daemon starts it
         details.limits = evaluation.limits
         sandboxed = make_sandboxed_run(evaluation, checkout)
         markers = Markers.generate(context.generate_random_bytes)
@@ -211,10 +215,7 @@ class _Start:
         await slot
         # Others that have run meanwhile may have printed more than the caller's part.
         while not _has_room_for_events(context, details.caller):
-            slots.release_slot(details.identifier)
-            slots.reserve_queue_place(details.identifier, details.caller)
-            if details.state is EvaluationState.FETCHING:
-                evaluation.enter_state(EvaluationState.QUEUED)
+            self._return_to_queue()
             log.info(
                 "{evaluation}: waits until events of the caller are read (buffers.disk,"
                 " buffers.total)",
@@ -226,6 +227,71 @@ class _Start:
         context.fetch_slots.release_slot(details.identifier)
         if details.state is EvaluationState.QUEUED:
             evaluation.enter_state(EvaluationState.FETCHING)
+
+    def _return_to_queue(self) -> None:
+        """Give the run slot back, and wait for another one without being ready for it."""
+        details = self._evaluation.details
+        self._slots.release_slot(details.identifier)
+        self._slots.reserve_queue_place(details.identifier, details.caller)
+        if details.state is EvaluationState.FETCHING:
+            self._evaluation.enter_state(EvaluationState.QUEUED)
+
+    async def _use_build(self, checkout: Checkout) -> Checkout:
+        """Return the checkout as the problem's build leaves it; the same one without a build.
+
+        The first evaluation builds in its run slot. Others wait for it in the queue, without one.
+        """
+        evaluation, context = self._evaluation, self._evaluation.context
+        problem = context.configuration.problems.get(evaluation.details.request.problem or "")
+        is_build = evaluation.take_tree is not None
+        if problem is None or not problem.build.strip() or is_build:
+            return checkout
+        plan = plan_build(evaluation, problem, checkout)
+        while (built := context.checkout_source.find_build(checkout, plan.key)) is None:
+            running = context.builds.get(plan.key)
+            if running is None:
+                built = await self._build(plan, checkout)
+                break
+            self._return_to_queue()
+            evaluation.build_state = "waiting"
+            try:
+                failure = await running.wait()
+            finally:
+                evaluation.build_state = None
+            if failure is not None:
+                raise attrs.evolve(failure)
+            await self._wait_for_slot()
+        evaluation.checkout = built
+        checkout.release()
+        evaluation.details.set_commit(built.commit)
+        return built
+
+    async def _build(self, plan: BuildPlan, checkout: Checkout) -> Checkout:
+        """Build and store a tree. Raises: EvaluationFailure, which others get that wait for it."""
+        evaluation, context = self._evaluation, self._evaluation.context
+
+        async def build(take_tree: Callable[[Path], None]) -> None:
+            made = Build(evaluation, plan, checkout, take_tree)
+            await context.worker_threads.run_in_thread(made.create_directory)
+            log.info(
+                "{evaluation}: builds the tree as {build}",
+                build=made.evaluation.details.log_name,
+                **make_log_fields(evaluation.details),
+            )
+            start_in_background(made.evaluation, FairQueue(1))
+            await made.finish()
+
+        ended = context.builds[plan.key] = OneShotEvent()
+        evaluation.build_state, failure = "running", None
+        try:
+            return await context.checkout_source.store_build(checkout, plan.key, build)
+        except EvaluationFailure as error:
+            failure = error
+            raise
+        finally:
+            evaluation.build_state = None
+            del context.builds[plan.key]
+            ended.set_value(failure)  # after a cancellation another one builds
 
     def _fix_environment(self) -> None:
         """Keep the present environment. Raises: EvaluationFailure, if a reload has removed it."""
@@ -303,6 +369,8 @@ def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedR
     sandboxed = evaluation.sandboxed_run = evaluation.context.sandbox.make_run(
         evaluation.workspace, checkout, evaluation.limits, details.environment
     )
+    if evaluation.take_tree is not None:
+        sandboxed.prepare_build()
     sandboxed.job_settings = _list_job_settings(evaluation.context.configuration, details)
     details.runner_status = sandboxed.runner_status
     return sandboxed

@@ -10,13 +10,15 @@ with a credential reached without that credential.
 A checkout is a directory, `<repository>-<tree>-<files>-<bytes>-<boot>.tree`, which evaluations see
 below their own changes. It gets that name when it is complete, and never changes. After a power
 failure files may lack their content, so checkouts of an earlier boot of the machine are not used.
-The numbers in the name tell the size.
+The numbers in the name tell the size. A build is a checkout, too, with its key for <tree>.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import stat
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -27,37 +29,45 @@ import attrs
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
-from tawebeval.core.evaluations import Checkout, Commit, GitCacheCounters, Submodule
+from tawebeval.core.evaluations import BuildTree, Checkout, Commit, GitCacheCounters, Submodule
 from tawebeval.core.form import Repository
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import REPOSITORY_CORRUPT_PATTERN, GitRunner
-from tawebeval.git.fetch_limits import FetchBudget, FetchLimits
+from tawebeval.git.fetch_limits import FetchBudget, FetchLimits, TreeLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import Credential, GitKeyring, RemoteResolver
 from tawebeval.git.repository import BareRepository, GitServers
-from tawebeval.linux.filetree import copy_tree, remove_tree
+from tawebeval.linux.filetree import copy_tree, open_directory_path, remove_tree, walk_tree
 from tawebeval.sandbox.disk import BLOCK_BYTES
 
 CHECKOUT_SUFFIX = ".tree"
 _NAME = re.compile(r"[0-9a-f]{40}-[0-9a-f]{40}-([0-9]+)-([0-9]+)-([0-9a-f]{8})\.tree", re.ASCII)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-WriteTree = Callable[[Path, Path], Awaitable[None]]
-"""Function that checks a tree out into the first directory, with git's index in the second."""
+WriteTree = Callable[[Path, Path], Awaitable[tuple[int, int]]]
+"""Function that makes a tree in the first directory, with git's index in the second.
+
+It returns the number of files, and of their bytes."""
 
 log = Logger()
 
 
 @attrs.define(eq=False)
 class _StoredCheckout:
-    """A checkout on the disk; `size` in bytes. One with users is not evicted."""
+    """A checkout on the disk. One with users is not evicted."""
 
     path: Path
-    size: int
+    file_count: int
+    byte_count: int
     users: int = 0
     _checkout: Checkout | None = None  # of the commit that was requested last
+
+    @property
+    def size(self) -> int:
+        """Its bytes on the disk: a file rarely fills its last block."""
+        return self.byte_count + (self.file_count + 1) * BLOCK_BYTES
 
     def use(self, commit: Commit) -> Checkout:
         """Add a user; return the checkout, the same one for all users of one commit."""
@@ -98,6 +108,11 @@ class _Entry:
     users: int = 0
     fetches: SingleFlight[tuple[Repository, str, int], Commit] = attrs.field(factory=SingleFlight)
 
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self.bare.path
+
 
 @attrs.define(eq=False)
 class RepositoryCache:
@@ -119,7 +134,7 @@ class RepositoryCache:
     _boot: str = attrs.field(factory=lambda: _BOOT_ID.read_text()[:8])
     counters: GitCacheCounters = attrs.field(factory=GitCacheCounters)
     _servers: GitServers = attrs.field(init=False)
-    # By their names, the least recently used first.
+    # By their names, checkouts by the first two parts; the least recently used first.
     _stored: OrderedDict[str, _Entry | _StoredCheckout] = attrs.field(factory=OrderedDict)
     _creations: SingleFlight[str, None] = attrs.field(factory=SingleFlight)
     _leftovers: list[Path] = attrs.field(factory=list)  # to be removed
@@ -160,7 +175,7 @@ class RepositoryCache:
     def _load_checkout(self, path: Path) -> bool:
         """Take over a checkout of this boot; return False for any other path."""
         described = _NAME.fullmatch(path.name)
-        if described is None or described[3] != self._boot:
+        if described is None or described[3] != self._boot or _key(path.name) in self._stored:
             return False
         self._add_checkout(path.name)
         return True
@@ -169,7 +184,7 @@ class RepositoryCache:
         """Return a checkout that an evaluation of an earlier daemon uses, by its path."""
         if path in self._leftovers:
             self._leftovers.remove(path)
-        stored = self._find_checkout(path.name)
+        stored = self._find_checkout(_key(path.name))
         return Checkout(commit, path, lambda: None) if stored is None else stored.use(commit)
 
     def _add(self, name: str) -> _Entry:
@@ -301,10 +316,11 @@ class RepositoryCache:
     ) -> Checkout:
         """Return the checkout of a commit, with the submodules in `parts` at their paths."""
 
-        async def write(tree: Path, index: Path) -> None:
+        async def write(tree: Path, index: Path) -> tuple[int, int]:
             await entry.bare.check_out_commit(commit, tree, index)
             for path, part in parts:
                 await self._threads.run_in_thread(copy_tree, part.path, tree, path)
+            return whole.file_count, whole.size
 
         content = ""
         if parts:
@@ -327,14 +343,12 @@ class RepositoryCache:
         Concurrent calls for one tree share one `write`. `content` takes the place of the tree's OID
         where there is more than the tree: 40 hexadecimal digits. Raises: what `write` raises.
         """
-        tree = content or commit.tree_oid
-        figures = f"{commit.file_count}-{commit.size}"
-        name = f"{repository}-{tree}-{figures}-{self._boot}{CHECKOUT_SUFFIX}"
-        if (stored := self._find_checkout(name)) is not None:
+        key = f"{repository}-{content or commit.tree_oid}"
+        if (stored := self._find_checkout(key)) is not None:
             return stored.use(commit)
         while stored is None:
-            await self._creations.run_once(name, lambda: self._create_checkout(name, write))
-            stored = self._find_checkout(name)
+            await self._creations.run_once(key, lambda: self._create_checkout(key, write))
+            stored = self._find_checkout(key)
         checkout = stored.use(commit)
         try:
             await self._evict()
@@ -342,6 +356,38 @@ class RepositoryCache:
             checkout.release()
             raise
         return checkout
+
+    def find_build(self, checkout: Checkout, key: str) -> Checkout | None:
+        """Return the build of a checkout with this key, to release after use; None without one."""
+        stored = self._find_checkout(f"{checkout.path.name[:40]}-{key}")
+        if stored is None:
+            return None
+        files, size = stored.file_count, stored.byte_count
+        return stored.use(attrs.evolve(checkout.commit, file_count=files, size=size))
+
+    async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
+        """Return a new build of a checkout, to release after use. `key`: 40 hexadecimal digits.
+
+        Raises: what `build` raises.
+        """
+
+        async def write(tree: Path, index: Path) -> tuple[int, int]:
+            figures = 0, 0
+
+            def take(built: Path) -> None:
+                nonlocal figures
+                figures = _measure_tree(built, self._limits.tree_limits)
+                copy_tree(built, tree)  # in new files, which no process of the build has open
+
+            await build(take)
+            return figures
+
+        repository = checkout.path.name[:40]
+        made = await self._get_or_create_checkout(repository, checkout.commit, write, content=key)
+        built = self.find_build(checkout, key)
+        made.release()
+        assert built is not None, "what is used is not evicted"
+        return built
 
     def _find_checkout(self, name: str) -> _StoredCheckout | None:
         stored = self._stored.get(name)
@@ -354,10 +400,10 @@ class RepositoryCache:
         self._stored.move_to_end(name)
         return stored
 
-    async def _create_checkout(self, name: str, write: WriteTree) -> None:
-        unfinished = self._root / f"{name}.new-{uuid4().hex}"
+    async def _create_checkout(self, key: str, write: WriteTree) -> None:
+        unfinished = self._root / f"{key}{CHECKOUT_SUFFIX}.new-{uuid4().hex}"
         tree, index = unfinished / "tree", unfinished / "index"
-        is_complete = False
+        name, is_complete = "", False
 
         def begin() -> None:
             for directory in (unfinished, tree, index):
@@ -370,7 +416,8 @@ class RepositoryCache:
 
         try:
             await self._threads.run_in_thread(begin)
-            await write(tree, index)
+            files, size = await write(tree, index)
+            name = f"{key}-{files}-{size}-{self._boot}{CHECKOUT_SUFFIX}"
             await self._threads.run_in_thread(finish)
         finally:
             try:
@@ -384,9 +431,8 @@ class RepositoryCache:
     def _add_checkout(self, name: str) -> None:
         described = _NAME.fullmatch(name)
         assert described is not None, "the name of a checkout"
-        # A file rarely fills its last block.
-        size = int(described[2]) + (int(described[1]) + 1) * BLOCK_BYTES
-        self._stored[name] = _StoredCheckout(self._root / name, size)
+        figures = int(described[1]), int(described[2])
+        self._stored[_key(name)] = _StoredCheckout(self._root / name, *figures)
 
     def _name(self, url: str, credential: Credential | None) -> str:
         named = url.encode()
@@ -466,10 +512,32 @@ class RepositoryCache:
 
     def _detach(self, name: str) -> Path:
         """Rename a directory out of the cache, if it exists; return the new path, for removal."""
-        path = self._root / name
+        path = self._stored[name].path
         # Where an earlier removal failed, its name may be left over.
-        detached = path.with_name(f"{name}.old-{uuid4().hex}")
+        detached = path.with_name(f"{path.name}.old-{uuid4().hex}")
         with suppress(FileNotFoundError):
             path.rename(detached)
         del self._stored[name]
         return detached
+
+
+def _key(name: str) -> str:
+    """Return the repository and the tree in the name of a checkout."""
+    return name.rsplit("-", 3)[0]
+
+
+def _measure_tree(root: Path, limits: TreeLimits) -> tuple[int, int]:
+    """Return the number of files in a tree, and of bytes that its copy may take. Blocks.
+
+    Raises: OSError; EvaluationFailure, for a tree over the limits.
+    """
+    files = size = 0
+    top = open_directory_path(root)
+    try:
+        for _, status in walk_tree(top):
+            files += 1
+            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+            limits.check_tree(files, size)
+    finally:
+        os.close(top)
+    return files, size

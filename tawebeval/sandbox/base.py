@@ -368,9 +368,11 @@ class SandboxedRun(ABC):
     - `has_external_queue`: whether the started program waits until something else lets it run.
     - `runner_status`: where the run is; None on this machine.
     - `job_settings`: those of the environment and of the problem, for runs that are jobs.
+    - `copies_tree`: whether the tree is a copy of the checkout, and no overlay.
     """
 
     has_network = True
+    copies_tree = False
     has_external_queue = False
     runner_status: RunnerStatus | None = None
     job_settings: Sequence[SlurmJobSettings] = ()
@@ -384,6 +386,10 @@ class SandboxedRun(ABC):
     def limits(self) -> LimitSettings:
         """The limits of the run."""
         return self.run_limits.settings
+
+    def prepare_build(self) -> None:
+        """Have the run, which is not started yet, build a tree that others will see."""
+        self.copies_tree = True
 
     @abstractmethod
     def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Any:
@@ -482,7 +488,9 @@ class LocalRun(SandboxedRun):
             stdout_limit=self.limits.output,
             stderr_limit=self.limits.stderr,
         )
-        started = self._trees.start_program(self._checkout.path, self.workspace, launch)
+        started = self._trees.start_program(
+            self._checkout.path, self.workspace, launch, copies_tree=self.copies_tree
+        )
         self._use_overlay(started.overlay_descriptor)
         return started
 

@@ -535,6 +535,11 @@ class BubblewrapRun(LocalRun):
         self.has_network = sandbox.has_network
         self._environment = environment
 
+    def prepare_build(self) -> None:
+        """Have the run build a tree that others will see, without a network that may change it."""
+        super().prepare_build()
+        self.has_network = False
+
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> LaunchSpec:
@@ -554,8 +559,11 @@ class BubblewrapRun(LocalRun):
             # With bwrap's own process outside.
             rlimits["nproc"] = (self.limits.processes + 1,) * 2
         runner = self.workspace.root / BROKER_SOCKET_NAME
-        system = self._sandbox.make_system_view(self._environment)
-        argv = self._sandbox.build_argv(
+        sandbox = self._sandbox
+        if self.has_network is not sandbox.has_network:
+            sandbox = attrs.evolve(sandbox, has_network=self.has_network)
+        system = sandbox.make_system_view(self._environment)
+        argv = sandbox.build_argv(
             *(view, view.translate_path(directory), runner),
             ["/bin/sh", "-c", command],
             files,

@@ -335,16 +335,16 @@ class WritableTrees:
         return await self._files.run_in_thread(call)
 
     def start_program(
-        self, checkout: Path, workspace: Workspace, launch: LaunchSpec
+        self, checkout: Path, workspace: Workspace, launch: LaunchSpec, *, copies_tree: bool = False
     ) -> StartedProgram:
         """Start a program, with a tree of the workspace that begins as `checkout`. Blocks.
 
-        Copying blocks the longer the larger the checkout is. The caller closes the top of the
-        overlay, if there is one. Raises: OSError; OverlayMountError, if the overlay cannot be
-        mounted.
+        `copies_tree`: whether the tree is a copy even where overlays work. Copying blocks the
+        longer the larger the checkout is. The caller closes the top of the overlay, if
+        there is one. Raises: OSError; OverlayMountError, if the overlay cannot be mounted.
         """
         layers: Sequence[Path] = ()
-        if self.overlay_problem is None:
+        if self.overlay_problem is None and not copies_tree:
             work = workspace.overlay_work_directory
             work.mkdir()
             layers = (checkout, workspace.tree_directory, work)

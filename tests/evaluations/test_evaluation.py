@@ -89,6 +89,16 @@ class ChosenEnvironmentTests(EvaluationTestCase):
         self.assertEqual(self.document(), {"name": "java", "digest": None})
 
 
+class HandOverTests(EvaluationTestCase):
+    def test_evaluation_handed_over_while_it_fetched_is_not_started(self) -> None:
+        self.world.repositories.gate.shut = True
+        self.begin()
+        self.evaluation.hand_over()
+        self.world.repositories.gate.open()
+        self.assertEqual(self.world.sandbox.environments, [])
+        self.assertIsNone(self.evaluation.details.limits)
+
+
 class LifeTests(EvaluationTestCase):
     def test_evaluation_is_queued_fetching_running_and_finished(self) -> None:
         self.slot.shut = self.world.repositories.gate.shut = True

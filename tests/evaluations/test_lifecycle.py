@@ -315,6 +315,7 @@ class StatusTests(EvaluationTestCase):
             "directory": "",
             "evaluator_cmd": "./evaluate",
             "seed": 7,
+            "build": None,
             "limits": {name: getattr(self.configuration.limits, name) for name in LIMIT_UNITS},
             "metadata": {},
             "created": "2023-11-14T22:13:20.000+00:00",

@@ -188,7 +188,7 @@ class FakeTrees:
         return set()
 
     def start_program(
-        self, checkout: Path, workspace: Workspace, launch: LaunchSpec
+        self, checkout: Path, workspace: Workspace, launch: LaunchSpec, *, copies_tree: bool = False
     ) -> StartedProgram:
         self.made.append(checkout)
         self.launched.append(launch)

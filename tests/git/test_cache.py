@@ -35,7 +35,7 @@ class CheckOutTests(CacheTestCase):
             checkout.path.name, rf"\A{self.path().stem}-{TREE}-0-0-[0-9a-f]{{8}}\.tree\Z"
         )
         unfinished = Path(command.environment["GIT_INDEX_FILE"]).parents[1]
-        self.assertRegex(unfinished.name, rf"\A{checkout.path.name}\.new-")
+        self.assertRegex(unfinished.name, rf"\A{self.path().stem}-{TREE}\.tree\.new-")
         self.assertEqual(
             command.arguments,
             (f"--work-tree={unfinished}/tree", "read-tree", "--reset", "-u", TREE),

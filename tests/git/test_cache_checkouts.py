@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -12,7 +14,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.cache import RepositoryCache
-from tawebeval.linux.filetree import walk_tree
+from tawebeval.git.fetch_limits import TreeLimits
+from tawebeval.linux.filetree import remove_tree, walk_tree
 from tests.fakes.gates import Gate
 from tests.fakes.world import OID, InlineThreads, SlowThreads
 
@@ -39,7 +42,7 @@ class CheckoutsTestCase(SynchronousTestCase):
     def disk_bytes(self) -> int:
         return self.cache.disk_sizes["checkouts"]
 
-    async def write(self, tree: Path, index: Path) -> None:
+    async def write(self, tree: Path, index: Path) -> tuple[int, int]:
         """Write a tree: a directory, a file in it, and a link."""
         self.written.append(tree)
         self.assertEqual((list(tree.iterdir()), list(index.iterdir())), ([], []))
@@ -48,6 +51,7 @@ class CheckoutsTestCase(SynchronousTestCase):
         await self.gate.wait()
         (tree / "directory" / "file").write_bytes(b"x" * 10_000)
         (tree / "link").symlink_to("gone")
+        return FILES, SIZE
 
     def check_out(
         self, tree: str = ONE, repository: str = "a" * 40, oid: str = OID
@@ -144,6 +148,86 @@ class ProvideTests(CheckoutsTestCase):
         checkout.path.rename(self.mktemp())
         self.assertTrue((self.get().path / "directory/file").exists())
         self.assertEqual((len(self.written), self.disk_bytes), (2, size))
+
+
+class BuildTests(CheckoutsTestCase):
+    key = "b" * 40
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.built = self.root.with_name(f"{self.root.name}-built")
+        self.built.mkdir()
+        self.addCleanup(remove_tree, self.built)
+
+    def make(self, threads: Any = None, **settings: str) -> RepositoryCache:
+        cache = super().make(threads, **settings)
+        cache._limits = SimpleNamespace(tree_limits=TreeLimits(10, 20_000))  # type: ignore[assignment]
+        return cache
+
+    def store(self, checkout: Checkout) -> Deferred[Checkout]:
+        """Store what is in `built`, when the gate is open."""
+
+        async def build(take_tree: Callable[[Path], None]) -> None:
+            await self.gate.wait()
+            take_tree(self.built)
+
+        return Deferred.fromCoroutine(self.cache.store_build(checkout, self.key, build))
+
+    def test_build_is_found_by_its_checkout_and_key_over_a_restart(self) -> None:
+        checkout = self.get()
+        self.assertIsNone(self.cache.find_build(checkout, self.key))
+        (self.built / "program").write_bytes(b"x" * 5000)
+        (self.built / "program").chmod(0o755)
+        (self.built / "link").symlink_to("program")
+        stored = self.successResultOf(self.store(checkout))
+        (self.built / "program").write_bytes(b"changed later")
+        self.assertEqual(stored.commit, Commit(OID, ONE, 2, 5000))
+        self.assertEqual((stored.path / "link").read_bytes(), b"x" * 5000)
+        self.assertEqual((stored.path / "program").stat().st_mode & 0o777, 0o755)
+        self.assertEqual(self.cache.find_build(checkout, self.key), stored)
+        self.assertIsNone(self.cache.find_build(checkout, "c" * 40))
+        self.assertIsNone(self.cache.find_build(self.get(repository="e" * 40), self.key))
+        self.restart()
+        again = self.cache.find_build(checkout, self.key)
+        self.assertEqual(again, stored)
+        self.assertEqual(self.cache.resume_checkout(stored.commit, stored.path), stored)
+
+    def test_build_counts_in_the_cache_and_is_evicted_only_without_users(self) -> None:
+        checkout = self.get()
+        before = self.disk_bytes
+        stored = self.successResultOf(self.store(checkout))
+        self.assertGreater(self.disk_bytes, before)
+        checkout.release()
+        self.assertEqual(self.detach(), "1")
+        self.assertTrue(stored.path.exists())
+        stored.release()
+        self.assertEqual(self.detach(), "b")
+        self.assertFalse(stored.path.exists())
+
+    def test_build_whose_copy_would_be_too_large_is_refused(self) -> None:
+        checkout = self.get()
+        (self.built / "sparse").touch()
+        os.truncate(self.built / "sparse", 8000)
+        for number in range(2):
+            os.link(self.built / "sparse", self.built / str(number))
+        error = self.failureResultOf(self.store(checkout), EvaluationFailure).value
+        self.assertIn("repositories.tree_bytes", error.message)
+        remove_tree(self.built / "sparse")
+        for number in range(9):
+            (self.built / f"empty-{number}").touch()
+        error = self.failureResultOf(self.store(checkout), EvaluationFailure).value
+        self.assertIn("over 10 files", error.message)
+        self.assertEqual(list(self.root.iterdir()), [checkout.path])
+
+    def test_cancelled_build_leaves_nothing(self) -> None:
+        checkout = self.get()
+        self.gate.shut = True
+        storing = self.store(checkout)
+        self.assertEqual(len(list(self.root.iterdir())), 2)
+        storing.cancel()
+        self.failureResultOf(storing, CancelledError)
+        self.assertEqual(list(self.root.iterdir()), [checkout.path])
+        self.assertIsNone(self.cache.find_build(checkout, self.key))
 
 
 class EvictionTests(CheckoutsTestCase):

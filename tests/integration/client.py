@@ -152,6 +152,13 @@ class Client:
         assert answer.code == 200, answer.body
         return str(answer.json["evaluation_id"])
 
+    async def evaluate_problem(self, name: str) -> str:
+        files: Form = [("submission[solution]", ("solution.txt", "text/plain", BytesIO(b"42\n")))]
+        answer = await self.request("POST", f"/problems/{name}/evaluate", files=files)
+        assert answer.code == 200, answer.body
+        self.evaluations.append(answer.json["evaluation_id"])
+        return self.evaluations[-1]
+
     async def status(self, identifier: str) -> dict[str, Any]:
         answer = await self.get(f"/evaluation/{identifier}")
         assert answer.code == 200, answer.body

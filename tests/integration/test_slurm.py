@@ -48,6 +48,19 @@ class RunTests(SlurmTestCase):
         self.assertTrue(runner.pop("job").isdecimal())
         self.assertEqual(runner, {"kind": "slurm", "queue_reason": None, "retries": 0})
 
+    async def test_build_on_a_node_is_kept_for_other_jobs(self) -> None:
+        await self.daemon.reload(
+            f"[problems.built]\nrepository = '{self.repository.url}'\ncommit = '{self.commit}'\n"
+            "command = 'cat built; echo more >>built'\n"
+            "build = 'cat /proc/sys/kernel/random/uuid >built'\n"
+        )
+        found = [
+            text(await self.client.follow(await self.client.evaluate_problem("built")))
+            for _ in range(2)
+        ]
+        self.assertRegex(found[0], r"^[0-9a-f-]{36}\n$")
+        self.assertEqual(*found)
+
     async def test_memory_and_processes_are_limited_on_the_node(self) -> None:
         identifiers = [
             await self.begin(python(bombs.HEAP), **{"limits[memory]": "64M"}),

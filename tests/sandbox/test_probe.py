@@ -233,7 +233,7 @@ class StartingTrees(FakeTrees):
         return self.real
 
     def start_program(
-        self, checkout: Path, workspace: Workspace, launch: LaunchSpec
+        self, checkout: Path, workspace: Workspace, launch: LaunchSpec, *, copies_tree: bool = False
     ) -> StartedProgram:
         super().start_program(checkout, workspace, launch)
         return self.real.start_program(workspace.output_directory, launch)
@@ -271,8 +271,8 @@ class TreesTests(SandboxesTestCase):
         self.install("echo sound")
         start = FakeTrees.start_program
 
-        def refuse(trees: FakeTrees, *arguments: Any) -> Any:
-            started = start(trees, *arguments)
+        def refuse(trees: FakeTrees, *arguments: Any, **options: bool) -> Any:
+            started = start(trees, *arguments, **options)
             if trees.overlay_problem is None:
                 raise OverlayMountError(22, "Invalid argument", "/of/the/trial")
             return started

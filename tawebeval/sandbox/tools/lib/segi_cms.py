@@ -1,9 +1,10 @@
 """Tasks of CMS in the format italy_yaml (`task.yaml`), also as task-maker reads them.
 
 Batch tasks by stdin or files, with graders and checkers; communication with a manager; output only.
-Where inputs or outputs are missing, the generator of `gen/GEN` and the official solution make them.
-Of task-maker, `task.yaml.orig` and subtasks that depend on others (`#STDEP:`). Not read: TwoSteps,
-BatchAndOutput, controllers, and score types other than Sum, GroupMin and GroupMul.
+Where inputs or outputs are missing, the generator of `gen/GEN` and the official solution make them,
+in each evaluation or once by `--build`. Of task-maker, `task.yaml.orig` and subtasks that depend on
+others (`#STDEP:`). Not read: TwoSteps, BatchAndOutput, controllers, and score types other than Sum,
+GroupMin and GroupMul.
 """
 
 from __future__ import annotations
@@ -534,6 +535,28 @@ def _read_score(result: segi.Result, name: str) -> Outcome:
 def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
     """Judge the submission. Raises: PackageError, RunError."""
     return Judge(Task(root), options).run()
+
+
+def build_programs(root: Path) -> None:
+    """Build checker and manager, and make missing inputs and outputs.
+
+    Raises: PackageError, RunError.
+    """
+    task = Task(root)
+    judge = Judge(task, segi_judge.Options(None, explains=False))
+    place = Path(os.environ["TEMPORARY_DIRECTORY"])
+    for program in (task.checker, task.manager):
+        if program is not None:
+            judge.build_own(program)
+    for number in range(len(task.cases)):
+        files = {f"input/input{number}.txt": judge.find_input(number)}
+        if task.manager is None:
+            source = files[f"input/input{number}.txt"]
+            files[f"output/output{number}.txt"] = judge._find_output(number, source)
+        for name, made in files.items():
+            if made.is_relative_to(place):
+                (root / name).parent.mkdir(exist_ok=True)
+                made.rename(root / name)
 
 
 def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:

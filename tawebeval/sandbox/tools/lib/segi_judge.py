@@ -1,8 +1,9 @@
 """Judge for problem packages as they are: what `tawebeval-judge` runs, and what all formats share.
 
-Each module of a format has three functions: `judge` builds the submission, runs the cases and
-returns a `Total`; `list_references` returns the submissions of the package and what it says of
-each; `check_inputs` yields what the package's validators say of its inputs. Programs of the package
+Each module of a format has four functions: `judge` builds the submission, runs the cases and
+returns a `Total`; `build_programs` builds what `judge` needs of the package, which `--build` keeps;
+`list_references` returns the submissions of the package and what it says of each; `check_inputs`
+yields what the package's validators say of its inputs. Programs of the package
 (validators, checkers, interactors) run in sandboxes of their own, too: apart from the submission,
 and without the markers of the evaluation.
 """
@@ -10,11 +11,12 @@ and without the markers of the evaluation.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +38,8 @@ DEFAULT_TIME = 10.0
 """Seconds of processor time of a case, if neither the package nor --time says how many."""
 MOST_OUTPUT = 64 * segi.MIB
 """Bytes that the judge holds in its memory of what a submission has printed."""
+_BUILT = ".tawebeval-build"  # the directory of a package with what `--build` has built
+_programs: dict[str, segi.Solution] = {}  # those of the package, by path
 PROGRAM_TIME = 60.0
 """Seconds of processor time of a program of the package."""
 
@@ -188,10 +192,28 @@ def build(
 ) -> segi.Solution:
     """Build one program of all files of the main file's language, beside each other.
 
+    One of the package may have been built by `--build`.
+
     The main file is that of the name `main`; without one, in this order: what is named main or, in
     Java, has `main`, and the first one. `extra` are files that replace those of the same name. With
     `options` the program is a submission, otherwise one of the package. Raises: PackageError.
     """
+    if options is None and files:
+        return _reuse(files[0], lambda: _build(files, None, main, extra))
+    return _build(files, options, main, extra)
+
+
+def _reuse(path: Path, build: Callable[[], segi.Solution]) -> segi.Solution:
+    """Return the program of the package at `path`, which is built unless it has been."""
+    name = os.path.relpath(path)
+    if name not in _programs:
+        _programs[name] = build()
+    return _programs[name]
+
+
+def _build(
+    files: Sequence[Path], options: Options | None, main: str | None, extra: Iterable[Path]
+) -> segi.Solution:
     place = segi.make_directory()
     for file in (*files, *extra):
         target = place / file.name
@@ -256,6 +278,10 @@ def build_program(path: Path, extra: Iterable[Path] = ()) -> segi.Solution:
         return build([path], extra=extra)
     if not (path / "build").exists() and not (path / "run").exists():
         return build(sorted(path.iterdir()), extra=extra)
+    return _reuse(path, lambda: _build_by_script(path))
+
+
+def _build_by_script(path: Path) -> segi.Solution:
     place = segi.make_directory() / path.name
     shutil.copytree(path, place)
     if (place / "build").exists():
@@ -354,6 +380,31 @@ def choose_memory(wanted: float | None) -> int | None:
     return memory if most is None else min(memory, most)
 
 
+def _load_programs(root: Path) -> None:
+    """Find what `--build` has built, perhaps below another path: without a sandbox."""
+    with suppress(FileNotFoundError):
+        kept = json.loads((root / _BUILT / "programs").read_bytes())
+        for name, words in kept["programs"].items():
+            command, files = (
+                [word.replace(kept["root"], str(root)) for word in each] for each in words
+            )
+            _programs[name] = segi.Solution(command, files)
+
+
+def _build_programs(root: Path, module: Any) -> None:
+    """Build and keep the programs of the package. Raises: PackageError, RunError."""
+    place = root / _BUILT
+    place.mkdir(exist_ok=True)
+    os.environ["TEMPORARY_DIRECTORY"] = str(place)
+    with suppress(SystemExit):  # a compiler is missing, as each evaluation tells
+        module.build_programs(root)
+    programs = {
+        name: [list(map(str, words)) for words in (program.command, program.files)]
+        for name, program in _programs.items()
+    }
+    (place / "programs").write_text(json.dumps({"root": str(root), "programs": programs}))
+
+
 def fail(message: str) -> NoReturn:
     """End the evaluator with an error."""
     sys.stdout.flush()
@@ -401,10 +452,20 @@ def main() -> None:
         help="let the validators of the package check its inputs,"
         " send the results as cases, and judge nothing",
     )
+    add(
+        "--build",
+        action="store_true",
+        help="build the programs of the package, which later runs in a copy of this directory use,"
+        " and judge nothing",
+    )
     words = parser.parse_args()
     root = Path.cwd()
     try:
         module = find_format(root)
+        if words.build:
+            _build_programs(root, module)
+            return
+        _load_programs(root)
         if words.inputs:
             for name, judgement in module.check_inputs(root):
                 segi.send_case(name, judgement)

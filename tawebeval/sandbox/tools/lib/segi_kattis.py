@@ -613,6 +613,12 @@ def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
     return Judge(Problem(root), options).run()
 
 
+def build_programs(root: Path) -> None:
+    """Build the output validators. Raises: PackageError, RunError."""
+    for path in Problem(root).find_validators():
+        segi_judge.build_program(path)
+
+
 def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
     """Yield the name of each case, and what the input validators say; not those in other languages.
 

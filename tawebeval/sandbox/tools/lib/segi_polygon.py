@@ -156,13 +156,7 @@ class Judge:
         if self.solution.fault:
             self.report.send_case("build", self.solution.fault, is_secret=False)
         else:
-            checker, interactor = problem.find_source("checker"), problem.find_source("interactor")
-            headers = problem.list_resources(for_solution=False)
-            if checker is None:
-                raise segi_judge.PackageError("problem.xml names no checker")
-            self.checker = segi_judge.build([checker], extra=headers)
-            if interactor is not None:
-                self.interactor = segi_judge.build([interactor], extra=headers)
+            self.checker, self.interactor = _build_own(problem)
         has_points = any(test.points is not None for test in problem.tests) or any(
             group.points for group in problem.groups.values()
         )
@@ -254,6 +248,21 @@ class Judge:
 def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
     """Judge the submission. Raises: PackageError, RunError."""
     return Judge(Problem(root), options).run()
+
+
+def _build_own(problem: Problem) -> tuple[segi.Solution, segi.Solution | None]:
+    """Return checker and interactor. Raises: PackageError, RunError."""
+    checker, interactor = problem.find_source("checker"), problem.find_source("interactor")
+    headers = problem.list_resources(for_solution=False)
+    if checker is None:
+        raise segi_judge.PackageError("problem.xml names no checker")
+    built = segi_judge.build([checker], extra=headers)
+    return built, None if interactor is None else segi_judge.build([interactor], extra=headers)
+
+
+def build_programs(root: Path) -> None:
+    """Build checker and interactor. Raises: PackageError, RunError."""
+    _build_own(Problem(root))
 
 
 def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
