@@ -40,7 +40,8 @@ KATTIS = {
     "input_validators/sum/main.py": "import sys\na, b = map(int, input().split())\n"
     "print(a, 'is large', end='')\nsys.exit(42 if a < {{large}} else 43)\n",
     "include/python3/included.py": "def show(x): print(x, *['DONE'] * (x > {{large.value}}))\n",
-    "submissions/accepted/right.py": f"import included\n{SUM}included.show(a + b + 0.0001)\n",
+    "submissions/accepted/right.py": "# @EXPECTED_RESULTS@: CORRECT\nimport included\n"
+    f"{SUM}included.show(a + b + 0.0001)\n",
     "submissions/accepted/several/main.py": f"import included, sums\n{SUM}"
     "included.show(sums.add(a, b))\n",
     "submissions/accepted/several/sums.py": "def add(a, b): return a + b\n",
@@ -59,6 +60,9 @@ KATTIS = {
     "submissions/run_time_error/memory.py": "x = b'x' * 10**8\n",
     "submissions/time_limit_exceeded/slow.py": "while True: pass\n",
     "submissions/other/new.py": SUM,
+    "submissions/mixed/zero.py": f"# @EXPECTED_RESULTS@: CORRECT, WRONG-ANSWER\n{SUM}print(0)\n",
+    "submissions/mixed/late.py": f"# @EXPECTED_RESULTS@: TIMELIMIT\n{SUM}print(0)\n",
+    "submissions/mixed/crash.py": "# @EXPECTED_RESULTS@: RUN-ERROR, NO-OUTPUT\n1 / 0\n",
 }
 # No number is within the tolerance of what is none.
 INFINITE = {
@@ -371,6 +375,9 @@ class PackageTests(TestCase):
                 "run_time_error/memory.py": ("ok", "runtime_error"),
                 "time_limit_exceeded/slow.py": ("ok", "time_limit"),
                 "other/new.py": ("unknown", "wrong_answer"),
+                "mixed/zero.py": ("ok", "wrong_answer"),
+                "mixed/late.py": ("differs", "wrong_answer"),
+                "mixed/crash.py": ("ok", "runtime_error"),
             },
         )
         self.assertEqual(rows["(inputs)"]["message"], "secret/big/2: 1000 is large")

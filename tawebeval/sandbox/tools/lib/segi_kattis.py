@@ -44,6 +44,16 @@ _REFERENCES: Mapping[str, Mapping[str, Any]] = {
     "brute_force": {"permitted": ["AC", "RTE", "TLE"], "required": ["RTE", "TLE"]},
     "partially_accepted": {},
 }
+_RESULTS = {
+    "CORRECT": "AC",
+    "ACCEPTED": "AC",
+    "WRONG_ANSWER": "WA",
+    "NO_OUTPUT": "WA",
+    "TIMELIMIT": "TLE",
+    "TIME_LIMIT_EXCEEDED": "TLE",
+}
+"""Results that DOMjudge names in submissions; all others are run-time errors here."""
+_EXPECTED_RESULTS = re.compile(rb"@EXPECTED_RESULTS@:([\w ,-]+)")
 _INCLUDES = {".cpp": ("cpp",), ".c": ("c",), ".java": ("java",), ".js": ("javascript", "js")}
 _PYTHONS = ("python3", "python2", "python")
 
@@ -659,6 +669,16 @@ def _read_codes(codes: Any, where: str) -> list[str]:
     return [_CODES[code] for code in codes]
 
 
+def _find_expected_results(source: Path) -> Mapping[str, Any]:
+    """Return what a submission says of its own result, as DOMjudge reads it."""
+    found = _EXPECTED_RESULTS.search(source.read_bytes())
+    if found is None:
+        return {}
+    names = found[1].decode().upper().replace("-", "_").split(",")
+    codes = [_RESULTS.get(name.strip(), "RTE") for name in names]
+    return {"permitted": list(dict.fromkeys(["AC", *codes])), "required": codes}
+
+
 def list_references(root: Path) -> segi_judge.Listing:
     """Return the submissions below `submissions/`. Raises: PackageError."""
     problem = Problem(root)
@@ -675,6 +695,8 @@ def list_references(root: Path) -> segi_judge.Listing:
         files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else []
         given = [str(each.relative_to(root)) for each in files or [path]]
         expected = dict(_REFERENCES.get(path.parent.name, {}))
+        for file in files or [path]:
+            expected.update(_find_expected_results(file))
         name = f"{path.parent.name}/{path.name}"
         for pattern, value in known.items():
             if isinstance(value, dict) and (
