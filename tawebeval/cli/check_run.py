@@ -333,7 +333,7 @@ def run_check(
     package = ProblemSettings(
         "/",
         JUDGE,
-        build="tawebeval-judge --build",
+        build=f"{JUDGE} --build",
         commit=NULL_COMMIT_OID,
         limits=dict(setup.limits),
     )

@@ -152,6 +152,15 @@ class BuildTests(KeptDaemonTestCase):
         self.assertEqual(len(messages[0]), 36)
         self.assertEqual(messages[0], messages[1])
 
+    async def test_failed_build_of_a_package_shows_none_of_its_source(self) -> None:
+        self.repository.write("problem.yaml", "name: Sum\nvalidation: custom\n")
+        self.repository.write("output_validators/own.py", "secret = (\n")
+        await self.define("tawebeval-judge --build")
+        (events,) = await self.read_many([await self.submit()])
+        stderr = failure(events, "build")["stderr"]
+        self.assertIn("run `tawebeval check` to see why", stderr)
+        self.assertNotIn("secret", stderr)
+
     async def test_missing_files_of_a_cms_task_are_made_once(self) -> None:
         files = {
             "task.yaml": "name: copy\ntime_limit: 1\ninfile: ''\noutfile: ''\n",
