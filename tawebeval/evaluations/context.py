@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ from tawebeval.deferreds import (
     RetryQueue,
     WorkerThreads,
 )
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, StoreError
 from tawebeval.evaluations.eventlog import EventFiles, make_segment_load_slots
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
@@ -150,3 +151,9 @@ class EvaluationContext:
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )
+
+    async def wait_for_commit(self) -> None:
+        """Return once all rows until now are committed, or cannot be: the disk is full."""
+        if self.store is not None:
+            with suppress(StoreError):
+                await self.store.flush()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,10 @@ from tawebeval.core.evaluations import (
     IdentifierIssuer,
     check_transition,
 )
-from tawebeval.core.events import (
-    EventLog,
-    encode_error_event,
-)
+from tawebeval.core.events import EventBatch, EventLog, encode_error_event
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
-from tawebeval.errors import EvaluationFailure, EvaluationNotFound, StoreError, format_size
+from tawebeval.errors import EvaluationFailure, EvaluationNotFound, format_size
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.run import Run
@@ -61,7 +57,6 @@ class Evaluation:
     - `run`, `sandboxed_run`, `checkout`: set from the start of the evaluator to its end.
     - `cancel_start()` ends what leads to the run; None if that cannot be ended.
     - `stop_reason`: what becomes the final event; None before a stop.
-    - `final_failure`: what becomes the final event, stop or not, once that is stored.
     - `is_resuming`: whether an earlier process has started the run, and this one has yet to go on
       with it: the row of the earlier process holds.
     - `handed_over_at`: the time of `hand_over`, in seconds of the clock; None before.
@@ -91,7 +86,6 @@ class Evaluation:
     slots: FairQueue | None = None
     cancel_start: Callable[[], object] | None = None
     stop_reason: EvaluationFailure | None = None
-    final_failure: EvaluationFailure | None = None
     is_resuming: bool = False
     handed_over_at: float | None = None
     cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
@@ -150,19 +144,18 @@ class Evaluation:
 
     def make_row(self) -> EvaluationDetails:
         """Return the row of the evaluation as it is now."""
-        details, run, event_log = self.details, self.run, self.events.log
+        details, run = self.details, self.run
         stop_reason = self.stop_reason or (run.failure if run is not None else None)
         stdout = self.events.stdout
         return attrs.evolve(
             details,
             state=details.last_visible_state,
-            failure=details.failure or self.final_failure or stop_reason,
+            failure=details.failure or stop_reason,
             is_cleaned_up=self.cleanup_event.is_set,
             is_forgotten=self.final_state is not None,
             markers=None if stdout is None else attrs.astuple(stdout.markers),
             run=None if run is None else run.make_row(self.handed_over_at),
-            begin_cursor=event_log.begin_cursor,
-            end_cursor=event_log.end_cursor if event_log.has_ended else 0,
+            begin_cursor=self.events.log.begin_cursor,
             has_lost_events=self.events.has_lost_events,
         )
 
@@ -175,7 +168,7 @@ class Evaluation:
         """Count and store that the files of acknowledged events are about to be given back."""
         self.count_event_bytes()
         self.save()
-        await wait_for_commit(self.context)
+        await self.context.wait_for_commit()
 
     def count_event_bytes(self, *, are_gone: bool = False) -> None:
         """Count the bytes on the disk of events that were not discarded, 0 if all `are_gone`."""
@@ -221,19 +214,15 @@ class Evaluation:
         after, self._since = now - self._since, now
         reason = self.details.failure.reason if self.details.failure else ""
         self.context.counters.record_transition(before, state, after, reason)
-        words, fields = format_state_line(self.details, after, self.events.log.end_cursor)
+        words, fields = format_state_line(self.details, after)
         log.info(words, **fields)
 
-    async def store_failure(self, failure: EvaluationFailure) -> None:
-        """Store the failure before it is told: a later process might find another one, or none."""
-        is_resumable = self.run is not None or self.details.state is not EvaluationState.RUNNING
-        if self.context.store is not None and is_resumable:
-            self.final_failure = failure
-            self.save()
-            await wait_for_commit(self.context)
-
     def end(self, failure: EvaluationFailure | None) -> None:
-        """Close the log of events; on failure the last event is the error."""
+        """Enter the last state, and store it; on failure the last event is the error.
+
+        No client is told before the row is committed, by `tell_end`: after a kill of the daemon
+        the next process might find another end, or none for some time.
+        """
         details, context, now = self.details, self.context, self.read_clock()
         # A copy without the traceback, and without the members that only the event shows.
         details.failure = failure and EvaluationFailure(failure.reason, failure.message)
@@ -241,28 +230,31 @@ class Evaluation:
         if self.stop_reason is None and (lost is None or lost.is_daemon_fault):
             fault = None if lost is None else lost.message
             context.counters.set_latest_fault(fault, context.clock.seconds())
-        if failure is None:
-            self.enter_state(EvaluationState.FINISHED)
-        else:
+        details.end_cursor, state = self.events.log.end_cursor, EvaluationState.FINISHED
+        if failure is not None:
             error = encode_error_event(failure.reason, failure.message, failure.extra_members)
             details.failure_event = error.lines
-            self.events.log.append_batch(error, int(now * 1000))
-            cancelled = failure.reason == "cancelled"
-            self.enter_state(EvaluationState.CANCELLED if cancelled else EvaluationState.FAILED)
+            details.end_cursor += error.count
+            is_cancelled = failure.reason == "cancelled"
+            state = EvaluationState.CANCELLED if is_cancelled else EvaluationState.FAILED
+        self.enter_state(state)
         details.state_times["ended"] = now  # also the time of the error, after a restart
         details.limits = self.limits
         details.drop_start_fields()
-        self.events.log.mark_end()
-        self.stop_reason = self.final_failure = None
+        self.stop_reason = None
         self.save()
+
+    def tell_end(self) -> None:
+        """Close the log of events, and wake the clients that wait."""
+        self.append_failure_event()
+        self.events.log.mark_end()
         self.events.change_condition.notify()
 
-
-async def wait_for_commit(context: EvaluationContext) -> None:
-    """Return once all rows until now are committed, or cannot be: the disk is full."""
-    if context.store is not None:
-        with suppress(StoreError):
-            await context.store.flush()
+    def append_failure_event(self) -> None:
+        """Append the error of an evaluation that has failed, with the time of its end."""
+        if error := self.details.failure_event:
+            time_ms = int(self.details.state_times["ended"] * 1000)
+            self.events.log.append_batch(EventBatch(1, error), time_ms)
 
 
 def end_evaluation_in_background(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:
@@ -283,10 +275,7 @@ async def end_evaluation(evaluation: Evaluation, failure: EvaluationFailure | No
     details = evaluation.details
     if evaluation.handed_over_at is not None:
         return
-    evaluation.cancel_start = None
-    if failure is not None:
-        await evaluation.store_failure(failure)
-    evaluation.run = None
+    evaluation.cancel_start = evaluation.run = None
     if evaluation.events.stdout is not None:
         evaluation.events.stdout.drop_parser()
     # Of an evaluation that has not started; otherwise it is in the workspace.
@@ -301,6 +290,8 @@ async def end_evaluation(evaluation: Evaluation, failure: EvaluationFailure | No
         if evaluation.slots is not None:
             evaluation.slots.release_slot(details.identifier)
         evaluation.context.fetch_slots.release_slot(details.identifier)
+        await evaluation.context.wait_for_commit()
+        evaluation.tell_end()
         await clean_up(evaluation, request)
 
 
@@ -360,12 +351,10 @@ def make_log_fields(details: EvaluationDetails) -> dict[str, Any]:
     }
 
 
-def format_state_line(
-    details: EvaluationDetails, after: float, event_count: int
-) -> tuple[str, dict[str, Any]]:
+def format_state_line(details: EvaluationDetails, after: float) -> tuple[str, dict[str, Any]]:
     """Return the format and the fields of the line about the present state.
 
-    The state before has lasted `after` seconds. `event_count` is the number of events so far.
+    The state before has lasted `after` seconds.
     """
     fields: dict[str, Any] = {**make_log_fields(details), "after": after}
     words, limits, result = "{evaluation}: {state} after {after:.3f} s", details.limits, None
@@ -381,14 +370,14 @@ def format_state_line(
     if result is not None:
         usage, summary = result.usage, details.result_summary
         words += "; {events} events"
-        fields["events"] = event_count
+        fields["events"] = details.end_cursor
         if usage.cpu_seconds is not None:
             words += ", {cpu_seconds:.3f} s of processor time"
             fields["cpu_seconds"] = usage.cpu_seconds
         if usage.peak_memory_bytes is not None:
             words += f", {format_size(usage.peak_memory_bytes)} of memory"
             fields["peak_memory_bytes"] = usage.peak_memory_bytes
-        words += "" if event_count else "; the evaluator printed nothing"
+        words += "" if details.end_cursor else "; the evaluator printed nothing"
         if summary is not None and summary.uncounted_value:
             words += "; {uncounted}"
             fields["uncounted"] = summary.uncounted_value

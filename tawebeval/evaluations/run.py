@@ -246,9 +246,17 @@ class Run(ProcessProtocol):
             self._on_change()
             if running and not at_once:
                 self._kill = self._context.clock.callLater(KILL_GRACE, self.kill)
-                self._signal(signal.SIGTERM)
+                Deferred.fromCoroutine(self._terminate())
         if at_once:
             self.kill()
+
+    async def _terminate(self) -> None:
+        """Send TERM once the reason is stored.
+
+        Otherwise, if the daemon is killed now, the next process finds an exit by a signal alone.
+        """
+        await self._context.wait_for_commit()
+        self._signal(signal.SIGTERM)
 
     def stop_unless_exited(self, failure: EvaluationFailure) -> None:
         """Stop the run unless the evaluator has ended, which may be told later."""

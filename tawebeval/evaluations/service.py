@@ -37,7 +37,7 @@ from tawebeval.errors import (
     SubmissionDiscarded,
 )
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex, clean_up, wait_for_commit
+from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex, clean_up
 from tawebeval.evaluations.reading import (
     ArchiveReader,
     EvaluationLister,
@@ -378,7 +378,7 @@ class EvaluationRegistry:
 
         async def store() -> None:
             evaluation.save()
-            await wait_for_commit(self.context)  # another process would send another document
+            await self.context.wait_for_commit()  # another process would send another document
 
         def on_end() -> None:
             evaluation.save()
@@ -480,7 +480,7 @@ class EvaluationRegistry:
         evaluation.enter_state(evaluation.final_state)
         await evaluation.events.discard()
         evaluation.save()
-        await wait_for_commit(self.context)  # a row without files would be a loss
+        await self.context.wait_for_commit()  # a row without files would be a loss
         evaluation.count_event_bytes(are_gone=True)
         await self.context.cleanup_queue.attempt_call(
             f"{evaluation.details.log_name}: removal of its events",

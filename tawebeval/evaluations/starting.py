@@ -120,9 +120,8 @@ class _Start:
     _is_launching: bool = False
 
     def cancel(self) -> None:
-        """Cancel the start, unless a thread starts the evaluator just now, or it has failed."""
-        has_failed = self._evaluation.final_failure is not None
-        if self.startup is not None and not (self._is_launching or has_failed):
+        """Cancel the start, unless a thread starts the evaluator just now."""
+        if self.startup is not None and not self._is_launching:
             self.startup.cancel()
 
     async def run(self) -> None:
@@ -468,8 +467,8 @@ def restore_events(evaluation: Evaluation) -> None:
                 words = "{evaluation}: events are lost: {error!r}"
                 log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
                 event_log.append_batch(LOST_EVENT, time_ms)
-    if event_log.end_cursor < details.end_cursor and details.failure_event and not is_lost:
-        event_log.append_batch(EventBatch(1, details.failure_event), time_ms)
+    if event_log.end_cursor < details.end_cursor and not is_lost:
+        evaluation.append_failure_event()
     event_log.mark_end()
     evaluation.events.has_lost_events = is_lost or details.has_lost_events
     _acknowledge_again(evaluation)

@@ -342,23 +342,46 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.world.sandbox.last.closed, 1)
         self.assertEqual(self.world.repositories.users, 0)
 
-    def test_failure_is_the_same_after_a_kill_as_soon_as_it_is_told(self) -> None:
+    def test_end_is_told_once_its_row_is_committed(self) -> None:
+        for failed in (False, True):
+            stored: Deferred[None] = Deferred()
+            identifier, child = self.start(b"one\n")
+            patch = self.patch(FakeStore, "flush", lambda store, stored=stored: stored)
+            if failed:
+                self.world.sandbox.last.run_limits.over = build_limit_failure(
+                    "memory", "memory", "used over 1 MiB of memory", 2**20
+                )
+            self.finish(child, 9 if failed else 0)
+            page = self.page(identifier)
+            self.assertEqual((page["data"], page["end"]), (["one", "\n"], "2"))
+            patch.restore()
+            stored.callback(None)
+            self.assertEqual(self.consume(identifier), ["one", "\n", *["memory"] * failed])
+
+    def test_signal_of_a_stop_is_sent_once_its_reason_is_committed(self) -> None:
+        stored: Deferred[None] = Deferred()
+        identifier, child = self.start(b"one\n")
+        patch = self.patch(FakeStore, "flush", lambda store: stored)
+        self.world.clock.advance(self.registry.get_status(identifier)["limits"]["wall_clock"])
+        self.assertEqual(child.signals, [])
+        patch.restore()
+        stored.callback(None)
+        self.assertEqual(child.signals, [SIGTERM])
+        self.restart()
+        self.world.child.end(signal=SIGTERM)
+        self.world.turn()
+        self.assertEqual(self.consume(identifier), ["one", "\n", "timeout"])
+
+    def test_end_that_was_stored_is_told_after_a_kill(self) -> None:
         identifier, child = self.start(b"one\n")
         self.patch(FakeStore, "flush", lambda store: Deferred())
         self.world.sandbox.last.run_limits.over = build_limit_failure(
             "memory", "memory", "used over 1 MiB of memory", 2**20
         )
         self.finish(child, 9)
-        self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
-        self.restart()
-        self.world.child.end(9)  # its cgroup is gone
-        self.world.turn()
-        self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
-
         self.patch(FakeStore, "flush", lambda store: succeed(None))
         self.restart()
-        self.world.child.end(9)
-        self.world.turn()
+        self.assertEqual(self.states(identifier), ["failed"])
         self.assertEqual(self.consume(identifier), ["one", "\n", "memory"])
 
     def test_reader_of_events_that_a_power_cut_took_gets_the_loss_and_the_end(self) -> None:
