@@ -30,7 +30,7 @@ from benchmarks.rows.delivery import COMMAND, LENGTH, MB, SETTINGS, TOTAL, Stopw
 from benchmarks.running import Server, serving
 
 _SOURCE = Path(programs.__file__).with_name("lines_forwarder.go")
-_TARGET = 2.0
+_TARGET = 1.5
 _TIMEOUT = 60.0
 _READ = 256 * 1024
 _LINES = TOTAL // LENGTH

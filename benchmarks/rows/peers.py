@@ -21,8 +21,8 @@ from benchmarks.rows.start import STARTS, WHAT, evaluate, in_turn
 from benchmarks.rows.throughput import CLIENTS, rush
 from benchmarks.running import figures
 
-_RUN_TARGET = 0.8
-_START_TARGET = 2.0
+_RUN_TARGET = 1.5
+_START_TARGET = 1.5
 _RATE_TARGET = 0.6
 
 

@@ -25,7 +25,7 @@ CLIENTS = 64
 EACH = 2
 """Evaluations of each client, one after the other."""
 
-_TARGET = 3.5  # ms
+_DAEMON_TARGET, _SANDBOX_TARGET = 4.0, 7.0  # ms
 _PATIENCE = 60.0
 _WAIT = 30
 
@@ -40,10 +40,10 @@ def measure(rounds: int) -> Sequence[Row]:
             "… the daemon's processor time for one",
             "ms",
             samples["ours.daemon"],
-            target=_TARGET,
+            target=_DAEMON_TARGET,
             higher_is_better=False,
         ),
-        Row("… the sandbox's", "ms", samples["ours.rest"], higher_is_better=False),
+        Row("… the sandbox's", "ms", samples["ours.rest"], None, _SANDBOX_TARGET, False),
     ]
 
 
