@@ -29,6 +29,7 @@ from benchmarks.client import Client, HTTPError
 from benchmarks.daemon import PYTHON, Daemon, daemon
 from benchmarks.programs import numbered
 from benchmarks.readers import WAYS, Manner, Reader, WrongStreamError
+from benchmarks.rows.throughput import rush
 from benchmarks.streams import BrokenStreamError
 
 _MB = 1_000_000
@@ -177,6 +178,7 @@ def main() -> int:
     options = parser.parse_args()
     print(*machine.describe(), sep="\n", end="\n\n")
     with daemon(sandbox=options.sandbox, more=_CONFIGURATION, program="counted") as subject:
+        rush(subject)  # so that what is kept for the next evaluations is there
         small, before = subject.memory("VmHWM") / _MB, Leavings.of(subject)
         started = time.monotonic()
         found = soak(subject, options)

@@ -17,8 +17,9 @@ from twisted.scripts.twistd import run
 # Not threads, which stay for the next who needs them, nor timed calls, of which the reactor keeps
 # some that were cancelled.
 _COUNTED = ("tawebeval.", "twisted.web.", "twisted.internet.defer.", "twisted.internet.tcp.")
-# The figures of the metrics stay, one for each route that was ever asked for, and the last queries.
-_KEPT = ("tawebeval.core.evaluations.", "tawebeval.web.events.EventQuery")
+# The figures of the metrics stay, one for each route that was ever asked for, the last queries, and
+# the last forms.
+_KEPT = ("tawebeval.core.evaluations.", "tawebeval.core.form.", "tawebeval.web.events.EventQuery")
 
 
 class Count(Protocol):
