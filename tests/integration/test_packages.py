@@ -489,6 +489,14 @@ class PackageTests(TestCase):
             self.assertEqual(rows["sol/solution.py"]["found"], "accepted, 2/2, score 100")
             shutil.rmtree(self.folder / "package")
 
+    async def test_public_case_of_cms_shows_no_expected_output(self) -> None:
+        text = OUTPUTS["task.yaml"] + "public_testcases: all\n"
+        files = {**OUTPUTS, "task.yaml": text, "wrong/output1.txt": "7\n"}
+        events = await self.judge(files, "wrong/output1.txt")
+        cases = [value for value in events if value["type"] == "case"]
+        self.assertEqual(cases[1]["printed"], "7")
+        self.assertNotIn("expected", cases[1])
+
     async def test_cms_output_only_task_takes_files_by_name(self) -> None:
         rows = await self.check(OUTPUTS)
         self.assertEqual([row["found"] for row in rows.values()], ["accepted, 2/2, score 100"])
@@ -543,6 +551,8 @@ class PackageTests(TestCase):
                 f"{group}[40, 60]\n",
                 "task.yaml: score_type_parameters has 40,",
             ),
+            (OUTPUTS, "task.yaml", f'{group}[[40, "9.*"], [60, "0"]]\n', "'9.*' are no cases"),
+            (OUTPUTS, "task.yaml", f"{task}total_value: nan\n", "total_value is 'nan', not"),
             (
                 OUTPUTS,
                 "task.yaml",
@@ -550,6 +560,14 @@ class PackageTests(TestCase):
                 "task.yaml: a subtask has 3 cases; 2 are",
             ),
             (OUTPUTS, "task.yaml", f"{task}time_limit: []\n", "task.yaml: time_limit is [], not"),
+            (OUTPUTS, "task.yaml", f"{group}[[40, 0], [60, 2]]\n", "subtask 0 has points and no"),
+            (PASSES, "problem.yaml", "constants: [a]\n", "problem.yaml: constants are ['a'], no"),
+            (
+                PASSES,
+                "problem.yaml",
+                "limits: {time_multipliers: 3}\n",
+                "problem.yaml: time_multipliers are 3, no",
+            ),
         ):
             root = self.write({**files, name: text})
             done = await piped("http://127.0.0.1:9", "check", root, *BY, TMPDIR=str(self.folder))

@@ -188,6 +188,9 @@ class Task:
                 subtasks.append(Subtask(name, points, cases))
         elif kind not in ("", "Sum", "GroupMin"):
             raise segi_judge.PackageError(f"score_type {kind} is not supported")
+        for subtask in subtasks:
+            if subtask.points and not subtask.cases:  # all submissions would have its points
+                raise segi_judge.PackageError(f"{subtask.name} has points and no cases")
         total = self._read_number("total_value")
         return subtasks or [Subtask("", 100 if total is None else total, everything)]
 
@@ -209,9 +212,12 @@ class Task:
                 if isinstance(which, str)
                 else [str(name) for name in which]
             )
-            return [names.index(name) for name in chosen]
+            cases = [names.index(name) for name in chosen]
         except (re.error, ValueError, TypeError) as error:
             raise segi_judge.PackageError(f"task.yaml: testcases {which!r}: {error}") from None
+        if not cases:  # all submissions would have its points
+            raise segi_judge.PackageError(f"task.yaml: testcases {which!r} are no cases")
+        return cases
 
     def is_public(self, number: int) -> bool:
         """Tell whether people may see a case."""
@@ -254,7 +260,8 @@ class Judge:
 
     def __init__(self, task: Task, options: segi_judge.Options) -> None:
         self.task, self.options = task, options
-        self.report = segi_judge.Report(len(task.cases), options)
+        # CMS shows the outcome of a public case alone, and often all cases are public.
+        self.report = segi_judge.Report(len(task.cases), options, shows_expected=False)
         self.limits: Any = {
             "time": options.time or task.time or segi_judge.DEFAULT_TIME,
             "memory": segi_judge.choose_memory(task.memory),
@@ -303,7 +310,10 @@ class Judge:
             segi_judge.send_part(subtask.name, fraction * subtask.points, subtask.points)
             total += fraction * subtask.points
         maximum = sum(subtask.points for subtask in task.subtasks)
-        return segi_judge.Total(total >= maximum - 1e-9, total, maximum)
+        is_accepted = total >= maximum - 1e-9
+        if not maximum:  # all submissions have reached it
+            is_accepted = all(each.judgement.is_accepted for each in judged.values())
+        return segi_judge.Total(is_accepted, total, maximum)
 
     def _share(self, subtask: Subtask) -> float:
         return subtask.points / max(len(subtask.cases), 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -116,15 +117,17 @@ class Listing(NamedTuple):
 class Report:
     """Sends the cases of a submission, and keeps what is secret.
 
+    `shows_expected` says whether the expected output of a case that is not secret is sent, too.
     Raises: PackageError, without a case.
     """
 
-    def __init__(self, total: int, options: Options) -> None:
+    def __init__(self, total: int, options: Options, *, shows_expected: bool = True) -> None:
         # Without any, all submissions would be accepted.
         if not total:
             raise PackageError("the package has no cases")
         self._total, self._done = total, 0
         self._explains = options.explains
+        self._shows_expected = shows_expected or options.explains
 
     def send_case(
         self,
@@ -145,7 +148,7 @@ class Report:
         shown = judgement
         if is_secret and not self._explains:
             shown = segi.Judgement(judgement.verdict, message)
-        segi.send_case(name, shown, result, points=points, show_expected=True)
+        segi.send_case(name, shown, result, points=points, show_expected=self._shows_expected)
         self._done += 1
         segi.send_progress(self._done, self._total)
         if judgement.verdict == "judge_error":
@@ -156,16 +159,19 @@ class Report:
 def send_part(name: str, score: float, maximum: float | None) -> None:
     """Send a subtask: its score, and the goal to reach its maximum."""
     segi.send({"type": "score", "goal": name, "score": score, "maximum": maximum})
-    if maximum is not None:
+    if maximum:  # without points, all submissions would reach it
         segi.send_goal(name, score >= maximum - 1e-9)
 
 
 def read_number(value: Any, name: str) -> float:
     """Return a number of the package; `name` has its file. Raises: PackageError."""
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        raise PackageError(f"{name} is {value!r}, not a number") from None
+        number = math.nan
+    if math.isnan(number):
+        raise PackageError(f"{name} is {value!r}, not a number")
+    return number
 
 
 def find_files() -> list[Path]:

@@ -155,6 +155,8 @@ class Problem:
     def replace_constants(self, files: Iterable[Path]) -> None:
         """Write the values of constants into files of this evaluation's copy of the package."""
         constants = self.metadata.get("constants") or {}
+        if not isinstance(constants, dict):
+            raise segi_judge.PackageError(f"problem.yaml: constants are {constants!r}, no mapping")
 
         def find_value(found: re.Match[bytes]) -> bytes:
             value = constants.get(found[1].decode())
@@ -366,7 +368,7 @@ class Judge:
         # Of sample and secret only the latter counts, as with the flag ignore_sample.
         last, maximum = outcomes[-1], _find_maximum(self.root_group, self.problem)
         score = last.score if last.is_accepted else 0.0
-        is_full = score >= maximum - 1e-9 if maximum is not None else is_accepted
+        is_full = score >= maximum - 1e-9 if maximum else is_accepted
         return segi_judge.Total(is_full, score, maximum)
 
     def _stops(self, outcomes: list[Outcome], breaks: bool) -> bool:
@@ -675,7 +677,9 @@ def _find_expected_results(source: Path) -> Mapping[str, Any]:
     if found is None:
         return {}
     names = found[1].decode().upper().replace("-", "_").split(",")
-    codes = [_RESULTS.get(name.strip(), "RTE") for name in names]
+    codes = [_RESULTS.get(name.strip(), "RTE") for name in names if name.strip()]
+    if not codes:
+        return {}
     return {"permitted": list(dict.fromkeys(["AC", *codes])), "required": codes}
 
 
@@ -724,6 +728,8 @@ def list_references(root: Path) -> segi_judge.Listing:
         )
         references.append(segi_judge.Reference(given, permitted, required, score))
     margins = problem.limits.get("time_multipliers") or {}
+    if not isinstance(margins, dict):
+        raise segi_judge.PackageError(f"problem.yaml: time_multipliers are {margins!r}, no mapping")
     default = 5.0 if problem.is_legacy else 2.0
     multiplier = problem.read_limit("time_multiplier", margins.get("ac_to_time_limit", default))
     return segi_judge.Listing(
