@@ -99,6 +99,7 @@ class Evaluation:
     event_bytes: int = 0
     is_row_deleted: bool = False
     _since: float = 0.0  # when its state began, in seconds of the clock
+    _told_state: EvaluationState | None = None  # before an end that is not told yet
 
     def __attrs_post_init__(self) -> None:
         context, details = self.context, self.details
@@ -137,6 +138,16 @@ class Evaluation:
         """
         is_watched = self.events.observer_count > 0 or self.details.callback is not None
         return self.events.reader_count > 0 or (is_watched and not self.cleanup_event.is_set)
+
+    @property
+    def visible_details(self) -> EvaluationDetails:
+        """The details that clients may see: without an end that `tell_end` has yet to tell."""
+        details, state = self.details, self._told_state
+        if state is None:
+            return details
+        hidden = ("ended", details.state.value)
+        times = {name: time for name, time in details.state_times.items() if name not in hidden}
+        return attrs.evolve(details, state=state, state_times=times, failure=None, run_result=None)
 
     def save(self) -> None:
         """Have the present state stored."""
@@ -237,6 +248,7 @@ class Evaluation:
             details.end_cursor += error.count
             is_cancelled = failure.reason == "cancelled"
             state = EvaluationState.CANCELLED if is_cancelled else EvaluationState.FAILED
+        self._told_state = details.state
         self.enter_state(state)
         details.state_times["ended"] = now  # also the time of the error, after a restart
         details.limits = self.limits
@@ -246,6 +258,7 @@ class Evaluation:
 
     def tell_end(self) -> None:
         """Close the log of events, and wake the clients that wait."""
+        self._told_state = None
         self.append_failure_event()
         self.events.log.mark_end()
         self.events.change_condition.notify()

@@ -396,7 +396,7 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
 
     `queue_position` is the number of evaluations before this one in the queue, None outside of it.
     """
-    details, event_log = evaluation.details, evaluation.events.log
+    details, event_log = evaluation.visible_details, evaluation.events.log
     document = _build(details, evaluation.limits)
     if details.state is EvaluationState.QUEUED:
         document["queue_place"] = queue_position
@@ -639,11 +639,11 @@ class EvaluationLister:
             size if evaluation_filter == MATCH_ALL_FILTER else MAX_EVALUATIONS_EXAMINED_PER_TURN
         )
         present = [
-            evaluation.details
+            evaluation.visible_details
             for evaluation in self._records.list_evaluations(caller, number, examined + 1)
         ]
         present += [
-            one.details
+            one.visible_details
             for one in self._archived.evaluations_to_archive.values()
             if one.details.caller == caller and one.details.sequence_number > number
         ]

@@ -354,6 +354,9 @@ class RunningTests(RestoringTestCase):
             self.finish(child, 9 if failed else 0)
             page = self.page(identifier)
             self.assertEqual((page["data"], page["end"]), (["one", "\n"], "2"))
+            status = self.registry.get_status(identifier)
+            shown = [status[name] for name in ("state", "ended", "exit", "error")]
+            self.assertEqual(shown, ["running", None, None, None])
             patch.restore()
             stored.callback(None)
             self.assertEqual(self.consume(identifier), ["one", "\n", *["memory"] * failed])
