@@ -452,6 +452,25 @@ class FairQueue:
         self._suspended.add(holder)
         self._dispatch_slots()
 
+    def return_to_queue(self, holder: str) -> None:
+        """Give back the slot of `holder`, and reserve its turn again, in its former place.
+
+        The waiters before it are those that were not ready when it got the slot.
+        """
+        caller = self._running.pop(holder)
+        self._suspended.discard(holder)
+        self._slots.give_back(1, caller)
+        before = []
+        for other, slot in self._lines.get(caller, {}).items():
+            if slot is not None:
+                break
+            before.append(other)
+        self.reserve_queue_place(holder, caller)
+        line = self._lines[caller]
+        for other in (holder, *reversed(before)):
+            line.move_to_end(other, last=False)
+        self._dispatch_slots()
+
     def release_slot(self, holder: str) -> None:
         """Give back the slot or the turn of `holder`, if it has one."""
         if holder in self._callers:

@@ -15,6 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.deferreds import FairQueue
 
+STEPS = [*3 * ["acquire", "leave"], "reserve", "suspend", "return", "give up"]
+
 
 @attrs.define
 class PlainQueue:
@@ -83,6 +85,15 @@ class PlainQueue:
     def suspend(self, name: str) -> None:
         """Give back a slot but for the share."""
         self.suspended[name] = self.holders.pop(name)
+        self.dispatch()
+
+    def turn_back(self, name: str) -> None:
+        """Give back a slot, and wait without being ready before all who are ready."""
+        caller = self.holders.pop(name)
+        own = list(self.waiting.setdefault(caller, {}).items())
+        before = next((at for at, (_, is_ready) in enumerate(own) if is_ready), len(own))
+        own.insert(before, (name, False))
+        self.waiting[caller] = dict(own)
         self.dispatch()
 
     def remove(self, name: str, caller: str) -> None:
@@ -165,6 +176,31 @@ class QueueTests(SynchronousTestCase):
         self.assertEqual(entered[3:], ["a2"])
         self.assertEqual(queue.taken_slot_count, 2)
 
+    def test_holders_that_return_to_the_queue_keep_their_order(self) -> None:
+        queue, entered = FairQueue(1), list[str]()
+        returned = set[str]()
+
+        def enter(name: str) -> None:
+            if name.startswith("a") and name not in returned:
+                returned.add(name)
+                queue.return_to_queue(name)
+            else:
+                entered.append(name)
+
+        def acquire(name: str) -> None:
+            queue.acquire_slot(name).addCallback(lambda _: enter(name))
+
+        for name in ("first", "a1", "a2", "a3", "b1", "b2"):
+            acquire(name)
+        queue.release_slot("first")
+        self.assertEqual(entered, ["first", "b1"])
+        for name in ("a2", "a1", "a3"):
+            acquire(name)
+        while (last := entered[-1]) != "b2":
+            queue.release_slot(last)
+        self.assertEqual(entered[2:], ["a1", "a2", "a3", "b2"])
+        self.assertEqual((queue.taken_slot_count, queue.waiter_count), (1, 0))
+
 
 class PlainTests(SynchronousTestCase):
     """The queue beside the plain one, which looks at all waiters."""
@@ -176,7 +212,7 @@ class PlainTests(SynchronousTestCase):
         st.integers(0, 3),
         st.lists(
             st.tuples(
-                st.sampled_from([*3 * ["acquire", "leave"], "reserve", "suspend", "give up"]),
+                st.sampled_from(STEPS),
                 st.sampled_from("abc"),
                 st.integers(0, 99),
             ),
@@ -208,7 +244,8 @@ class PlainTests(SynchronousTestCase):
             name = f"{caller}{number}"
             waiting = {one: c for c, own in plain.waiting.items() for one in own}
             holding = [*plain.holders, *plain.suspended]
-            chosen = [*(holding if step in ("leave", "suspend") else waiting), "nobody"]
+            is_by_holder = step in ("leave", "suspend", "return")
+            chosen = [*(holding if is_by_holder else waiting), "nobody"]
             one = chosen[choice % len(chosen)]
             if step == "acquire":
                 is_reserved = one in waiting and one not in slots
@@ -222,6 +259,10 @@ class PlainTests(SynchronousTestCase):
             elif step == "suspend" and one in plain.holders:
                 plain.suspend(one)
                 queue.release_slot_keep_quota(one)
+            elif step == "return" and one in plain.holders:
+                plain.turn_back(one)
+                del slots[one]
+                queue.return_to_queue(one)
             elif step == "give up":
                 plain.leave(one)
                 if one in slots:

@@ -136,13 +136,14 @@ def open_context(
     """
     threads = WorkerThreads.create(reactor, _THREADS, "work")
     trees = WritableTrees(run_directory / "starter" / "socket")
+    tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
     return EvaluationContext(
         configuration=configuration,
         clock=reactor,
         generate_random_bytes=os.urandom,
         worker_threads=threads,
         spawner=spawner,
-        checkout_source=FixedCheckout(checkout),
+        checkout_source=FixedCheckout(checkout, tree_limits.check_tree),
         sandbox=open_sandbox(configuration, run_directory / _ACCOUNTS, cgroups, trees),
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(configuration.buffers.total),
@@ -277,6 +278,7 @@ class LocalRunner:
             limits=setup.limits,
             environment=setup.environment,
             problem=problem,
+            build="" if problem is None else setup.configuration.problems[problem].build,
         )
         sent = self.run_directory / name
         details = EvaluationDetails(name, pack_request(request), seed, upload_directory=sent)

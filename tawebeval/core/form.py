@@ -271,7 +271,8 @@ class EvaluationRequest:
     relative to the root of the repository; "" is the root. `callback_url` is the URL to notify when
     the evaluation ends, or None. `limits` replace the operator's defaults. `metadata` are the
     client's labels. `environment` is a name of the configuration, None for the default. `problem`
-    is the name of the operator's problem that the submission is for, None without one.
+    is the name of the operator's problem that the submission is for, None without one; `build` is
+    the command that builds its tree, "" without one.
     """
 
     repository: Repository
@@ -285,6 +286,7 @@ class EvaluationRequest:
     metadata: Mapping[str, str] = attrs.field(factory=dict)
     environment: str | None = None
     problem: str | None = None
+    build: str = ""
 
     @property
     def truncated_command(self) -> str:
@@ -298,6 +300,7 @@ class EvaluationRequest:
             self,
             repository=attrs.evolve(self.repository, depth=None),
             evaluator_cmd=self.truncated_command,
+            build="",
             submission=(),
             callback_url=None,
             limits={},
@@ -359,8 +362,8 @@ class FormPreset:
     `permitted_text_fields` are the fields that the form may have, as in
     `PERMITTED_PROBLEM_FORM_FIELDS`; None: any known field. `submission_field_names` are the names
     of the files that the form must have, empty for any, None for no files. `preset_origin` names in
-    messages what sets all other fields. `problem` is as in `EvaluationRequest`. `permits_callback`
-    is whether the form may have a `callback_url`.
+    messages what sets all other fields. `problem` and `build` are as in `EvaluationRequest`.
+    `permits_callback` is whether the form may have a `callback_url`.
     """
 
     preset_origin: str = ""
@@ -369,6 +372,7 @@ class FormPreset:
     permitted_text_fields: frozenset[str] | None = None
     submission_field_names: Sequence[str] | None = ()
     permits_callback: bool = True
+    build: str = ""
 
     def check_text_field(self, name: str) -> None:
         """Raise InvalidField if the form may not have this known field."""

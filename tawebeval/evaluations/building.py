@@ -11,6 +11,7 @@ begins it again with the evaluation that waits for it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval import __version__
-from tawebeval.config import Configuration, ProblemSettings
+from tawebeval.config import Configuration
 from tawebeval.core.evaluations import Checkout
 from tawebeval.core.events import EventMemory
 from tawebeval.core.form import ChosenLimits, pack_request, parse_limits
@@ -42,6 +43,9 @@ _OTHERS: frozenset[FailureReason] = frozenset(
     {"directory", "node", "preempted", "revoked", "cancelled", "shutdown", "lost"}
 )
 
+# Errors of a copy that are faults of the command.
+_UNREADABLE = (errno.EACCES, errno.ENAMETOOLONG)
+
 log = Logger()
 
 
@@ -55,23 +59,28 @@ class BuildPlan:
     configuration: Configuration = attrs.field(repr=False)
 
 
-def plan_build(evaluation: Evaluation, problem: ProblemSettings, checkout: Checkout) -> BuildPlan:
-    """Return how to build the tree of an evaluation of a problem."""
+def plan_build(evaluation: Evaluation, checkout: Checkout) -> BuildPlan:
+    """Return how to build the tree of an evaluation of a problem.
+
+    A reload may have changed or removed the problem. The command is that of the request, which has
+    the evaluator's command of the same time.
+    """
     configuration, details = evaluation.context.configuration, evaluation.details
-    environment = details.environment
+    environment, request = details.environment, details.request
+    problem = configuration.problems.get(request.problem or "")
     # A request may choose limits, which must not decide over the builds of others.
-    limits = {name: str(value) for name, value in problem.limits.items()}
+    limits = {} if problem is None else {name: str(value) for name, value in problem.limits.items()}
     parts = [
         __version__,
         checkout.path.name,
-        details.request.directory,
-        problem.build,
+        request.directory,
+        request.build,
         sorted(limits.items()),
         sorted(configuration.evaluations.environment.items()),
         environment and [str(environment.root), sorted(environment.variables.items())],
     ]
     return BuildPlan(
-        problem.build,
+        request.build,
         parse_limits(limits, configuration.limits.requestable_ranges),
         hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40],
         configuration,
@@ -100,6 +109,7 @@ class Build:
         request = attrs.evolve(
             details.request,
             evaluator_cmd=f"exec >&2\n{plan.command}",  # so that there are no events
+            build="",
             seed=0,
             submission=(),
             callback_url=None,
@@ -139,6 +149,10 @@ class Build:
         """Make the directory of a submission without files. Blocks. Raises: OSError."""
         Workspace(self._upload).submission_directory.mkdir(parents=True)
 
+    def remove_directory(self) -> None:
+        """Undo `create_directory` of a build that is not started. Blocks. Raises: OSError."""
+        remove_tree(self._upload)
+
     def _take(self, tree: Path) -> None:
         try:
             self._take_tree(tree)
@@ -147,11 +161,12 @@ class Build:
         except OSError as error:
             words = "{build}: the built tree cannot be copied: {error}"
             log.error(words, build=self.evaluation.details.log_name, error=error)  # noqa: TRY400
-            self._error = (
-                EvaluationFailure("lost", "the server's disk is full; submit again")
-                if is_disk_full(error)
-                else EvaluationFailure("build", "the built tree has files that cannot be read")
-            )
+            if error.errno in _UNREADABLE:
+                what = "the built tree has files that cannot be read, or is nested too deeply"
+                self._error = EvaluationFailure("build", what)
+            elif is_disk_full(error):
+                what = "the server's disk is full; submit again"
+                self._error = EvaluationFailure("lost", what)
         else:
             self._error = None
 

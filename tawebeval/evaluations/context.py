@@ -26,7 +26,7 @@ from tawebeval.errors import EvaluationFailure, StoreError
 from tawebeval.evaluations.eventlog import EventFiles, make_segment_load_slots
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.filetree import copy_tree
+from tawebeval.linux.filetree import copy_tree, measure_tree, remove_tree
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
 
 if TYPE_CHECKING:
@@ -80,10 +80,12 @@ class CheckoutSource(Protocol):
 class FixedCheckout:
     """One checkout and its builds, in place of repositories.
 
-    Builds are stored in directories of names that begin as that of the checkout.
+    Builds are stored in directories of names that begin as that of the checkout. `check_tree(files,
+    size)` raises EvaluationFailure for a built tree that is too large.
     """
 
     _checkout: Checkout
+    _check_tree: Callable[[int, int], object] = lambda files, size: None
     _builds: dict[str, Checkout] = attrs.field(factory=dict)
 
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
@@ -105,13 +107,18 @@ class FixedCheckout:
     async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
         """Copy a built tree."""
         path = checkout.path.with_name(f"{checkout.path.name}-{key}")
+        files = size = 0
 
         def take(built: Path) -> None:
+            nonlocal files, size
+            files, size = measure_tree(built, self._check_tree)
+            remove_tree(path)  # a copy that has failed
             path.mkdir()
             copy_tree(built, path)
 
         await build(take)
-        made = self._builds[key] = attrs.evolve(checkout, path=path)
+        commit = attrs.evolve(checkout.commit, file_count=files, size=size)
+        made = self._builds[key] = attrs.evolve(checkout, commit=commit, path=path)
         return made
 
 

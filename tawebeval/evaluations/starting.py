@@ -230,8 +230,7 @@ class _Start:
     def _return_to_queue(self) -> None:
         """Give the run slot back, and wait for another one without being ready for it."""
         details = self._evaluation.details
-        self._slots.release_slot(details.identifier)
-        self._slots.reserve_queue_place(details.identifier, details.caller)
+        self._slots.return_to_queue(details.identifier)
         if details.state is EvaluationState.FETCHING:
             self._evaluation.enter_state(EvaluationState.QUEUED)
 
@@ -239,20 +238,21 @@ class _Start:
         """Return the checkout as the problem's build leaves it; the same one without a build.
 
         The first evaluation builds in its run slot. Others wait for it in the queue, without one.
+        A queued evaluation pins nothing in the cache.
         """
         evaluation, context = self._evaluation, self._evaluation.context
-        problem = context.configuration.problems.get(evaluation.details.request.problem or "")
-        is_build = evaluation.take_tree is not None
-        if problem is None or not problem.build.strip() or is_build:
+        if not evaluation.details.request.build.strip():
             return checkout
-        plan = plan_build(evaluation, problem, checkout)
+        plan = plan_build(evaluation, checkout)
         while (built := context.checkout_source.find_build(checkout, plan.key)) is None:
             running = context.builds.get(plan.key)
             if running is None:
                 built = await self._build(plan, checkout)
                 break
+            await deferLater(context.clock, 0)  # otherwise all who wait come here in one turn
             self._return_to_queue()
-            evaluation.build_state = "waiting"
+            evaluation.build_state, evaluation.checkout = "waiting", None
+            checkout.release()
             try:
                 failure = await running.wait()
             finally:
@@ -260,6 +260,8 @@ class _Start:
             if failure is not None:
                 raise attrs.evolve(failure)
             await self._wait_for_slot()
+            source, arguments = context.checkout_source, self._checkout_arguments()
+            checkout = evaluation.checkout = await source.check_out_commit(*arguments)
         evaluation.checkout = built
         checkout.release()
         evaluation.details.set_commit(built.commit)
@@ -271,7 +273,11 @@ class _Start:
 
         async def build(take_tree: Callable[[Path], None]) -> None:
             made = Build(evaluation, plan, checkout, take_tree)
-            await context.worker_threads.run_in_thread(made.create_directory)
+            try:
+                await context.worker_threads.run_in_thread(made.create_directory)
+            except (CancelledError, OSError):
+                await context.worker_threads.run_in_thread(made.remove_directory)
+                raise
             log.info(
                 "{evaluation}: builds the tree as {build}",
                 build=made.evaluation.details.log_name,
@@ -574,7 +580,7 @@ def _connect(
     )
     sandboxed.resume_process(run, left)
     evaluation.run, evaluation.is_resuming = run, False
-    # Otherwise the error may have been told.
+    # Its error may have been told, if the row of its end could not be stored.
     evaluation.events.has_events_to_restore = evaluation.stop_reason is not None
     supervise_run(evaluation, run)
     evaluation.events.free_discarded_files()  # not before: it stores a row

@@ -16,9 +16,7 @@ The numbers in the name tell the size. A build is a checkout, too, with its key 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -35,11 +33,11 @@ from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import REPOSITORY_CORRUPT_PATTERN, GitRunner
-from tawebeval.git.fetch_limits import FetchBudget, FetchLimits, TreeLimits
+from tawebeval.git.fetch_limits import FetchBudget, FetchLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import Credential, GitKeyring, RemoteResolver
 from tawebeval.git.repository import BareRepository, GitServers
-from tawebeval.linux.filetree import copy_tree, open_directory_path, remove_tree, walk_tree
+from tawebeval.linux.filetree import copy_tree, measure_tree, remove_tree
 from tawebeval.sandbox.disk import BLOCK_BYTES
 
 CHECKOUT_SUFFIX = ".tree"
@@ -376,7 +374,7 @@ class RepositoryCache:
 
             def take(built: Path) -> None:
                 nonlocal figures
-                figures = _measure_tree(built, self._limits.tree_limits)
+                figures = measure_tree(built, self._limits.tree_limits.check_tree)
                 copy_tree(built, tree)  # in new files, which no process of the build has open
 
             await build(take)
@@ -524,20 +522,3 @@ class RepositoryCache:
 def _key(name: str) -> str:
     """Return the repository and the tree in the name of a checkout."""
     return name.rsplit("-", 3)[0]
-
-
-def _measure_tree(root: Path, limits: TreeLimits) -> tuple[int, int]:
-    """Return the number of files in a tree, and of bytes that its copy may take. Blocks.
-
-    Raises: OSError; EvaluationFailure, for a tree over the limits.
-    """
-    files = size = 0
-    top = open_directory_path(root)
-    try:
-        for _, status in walk_tree(top):
-            files += 1
-            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
-            limits.check_tree(files, size)
-    finally:
-        os.close(top)
-    return files, size

@@ -13,7 +13,7 @@ import fcntl
 import os
 import stat
 import subprocess
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -185,8 +185,44 @@ def walk_tree(top: int) -> Iterator[tuple[str, os.stat_result]]:
             os.close(directory)
 
 
+_READ_MODE_BITS = {
+    stat.S_IFREG: stat.S_IRUSR,
+    stat.S_IFDIR: _LIST_MODE_BITS,
+}
+# cp(1) uses whole paths: the rest is for directories of the daemon above.
+_MAX_PATH_BYTES = 4096 - 512
+
+
+def measure_tree(root: Path, check: Callable[[int, int], object]) -> tuple[int, int]:
+    """Return the number of files in a tree of this user's, and of bytes that its copy may take.
+
+    `check(files, size)` is called at each file. Raises: OSError (PermissionError for files that the
+    owner may not read, ENAMETOOLONG for paths too long to copy); what `check` raises.
+    """
+    files = size = 0
+    _check_readable(root.lstat(), str(root))
+    top = open_directory_path(root)
+    try:
+        for path, status in walk_tree(top):
+            _check_readable(status, path)
+            if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+            files += 1
+            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+            check(files, size)
+    finally:
+        os.close(top)
+    return files, size
+
+
+def _check_readable(status: os.stat_result, path: str) -> None:
+    bits = _READ_MODE_BITS.get(stat.S_IFMT(status.st_mode), 0)
+    if status.st_mode & bits != bits:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
 def copy_tree(source: Path, target: Path, subdirectory: str = "") -> None:
-    """Copy names, bytes and modes from below `source` into an empty directory.
+    """Copy names, bytes, modes and times from below `source` into an empty directory.
 
     That is `target`, or the directory at `subdirectory` below it, to which no symbolic link leads.
     Raises: OSError, always with a path.
@@ -198,10 +234,12 @@ def copy_tree(source: Path, target: Path, subdirectory: str = "") -> None:
             os.close(parent)
         mode = stat.S_IMODE(os.fstat(into).st_mode)
         said = run_and_read_stderr_line(
-            *(_CP, "-RP", "--preserve=mode", "--", f"{source}/.", f"/proc/self/fd/{into}"),
+            *(_CP, "-RP", "--preserve=mode,timestamps"),  # by the times make(1) builds again
+            *("--", f"{source}/.", f"/proc/self/fd/{into}"),
             descriptors=[into],
         )
         os.fchmod(into, mode)  # cp takes the source's
+        os.utime(into)
     finally:
         os.close(into)
     if said:

@@ -265,7 +265,7 @@ class FormReceiver:
         except OSError as error:
             raise report_storage_error(error) from None
         return ReceivedForm(
-            request,
+            attrs.evolve(request, build=preset.build),
             self._files.directory,
             self.key,
             self.compute_digest(),
@@ -281,7 +281,10 @@ class FormReceiver:
             path = Path("submission", file.field, file.filename)
             self._files.link_file(path, kept.workspace.locate_submitted_file(file))
         return attrs.evolve(
-            self._preset, preset_values=build_form_fields(request), problem=request.problem
+            self._preset,
+            preset_values=build_form_fields(request),
+            problem=request.problem,
+            build=request.build,
         )
 
     def abandon(self) -> None:
@@ -448,6 +451,7 @@ class FormReceivers:
             problem.form_fields,
             PERMITTED_PROBLEM_FORM_FIELDS,
             problem.fields,
+            build=problem.build,
         )
 
     def _make_rerun_preset(self, request: ApiRequest, identifier: str) -> FormPreset:

@@ -112,6 +112,10 @@ class EvaluationTestCase(SynchronousTestCase):
     def release_slot(self, name: str) -> None:
         self.released += 1
 
+    def return_to_queue(self, name: str) -> None:
+        self.released += 1
+        self.reserved += 1
+
     def begin(self) -> None:
         """Begin the evaluation, with this case as its queue."""
         queue_evaluation(self.evaluation, self)

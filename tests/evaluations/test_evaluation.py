@@ -18,10 +18,11 @@ from tawebeval.config import (
     ProblemSettings,
     SlurmJobSettings,
 )
-from tawebeval.core.evaluations import Commit, EvaluationState
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
 from tawebeval.core.form import Repository, SubmissionFile
-from tawebeval.deferreds import FairQueue
+from tawebeval.deferreds import FairQueue, OneShotEvent
 from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.building import plan_build
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import build_status
 from tawebeval.linux.filetree import remove_tree
@@ -97,6 +98,41 @@ class HandOverTests(EvaluationTestCase):
         self.world.repositories.gate.open()
         self.assertEqual(self.world.sandbox.environments, [])
         self.assertIsNone(self.evaluation.details.limits)
+
+
+class BuildTests(EvaluationTestCase):
+    def renew(self) -> None:
+        """Let the evaluation be one of a problem that is not configured any more."""
+        remove_tree(self.root / "upload")
+        self.evaluation = self.make(problem="sum", build="make")
+
+    def test_evaluation_that_waits_for_a_build_uses_no_checkout(self) -> None:
+        self.renew()
+        builds, repositories = self.evaluation.context.builds, self.world.repositories
+        checkout = Checkout(Commit(OID, TREE), self.tree, lambda: None)
+        key = plan_build(self.evaluation, checkout).key
+        builds[key] = OneShotEvent()
+        self.begin()
+        self.world.turn()
+        self.assertEqual((self.evaluation.build_state, repositories.users), ("waiting", 0))
+        repositories.builds.add(key)
+        builds.pop(key).set_value(None)
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
+        self.assertEqual((self.evaluation.build_state, repositories.users), (None, 1))
+        self.world.child.end()
+        self.world.turn()
+        self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
+        self.assertEqual(repositories.users, 0)
+
+    def test_build_cancelled_before_it_is_started_leaves_no_directory(self) -> None:
+        threads = self.world.threads = SlowThreads()
+        self.renew()
+        self.begin()
+        self.assertEqual(self.evaluation.build_state, "running")
+        self.evaluation.stop(CANCELLED)
+        threads.finish()
+        self.assertIs(self.evaluation.details.state, EvaluationState.CANCELLED)
+        self.assertEqual(list(self.root.glob("*.upload")), [])
 
 
 class LifeTests(EvaluationTestCase):

@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
-from tawebeval.core.evaluations import Checkout, Commit, GitCacheCounters
+from tawebeval.core.evaluations import BuildTree, Checkout, Commit, GitCacheCounters
 from tawebeval.core.events import (
     EventMemory,
     EventPage,
@@ -170,7 +170,8 @@ class FakeNotifier(SystemdNotifier):
 class FakeRepositories:
     """Has every commit; `gate` holds fetches back or makes them fail.
 
-    `branches` are the newest commits by branch; `question` is the gate of requests for them.
+    `branches` are the newest commits by branch; `question` is the gate of requests for them;
+    `builds` are the keys of stored builds.
     """
 
     def __init__(self) -> None:
@@ -182,6 +183,7 @@ class FakeRepositories:
         self.tree = Path("/")  # which is there
         self.users = 0
         self.remote = False
+        self.builds: set[str] = set()
         self.counters = GitCacheCounters()
         self.disk_sizes = {"repositories": 0, "checkouts": 0}
 
@@ -200,6 +202,21 @@ class FakeRepositories:
         await self.gate.wait()
         self.users += 1
         return Checkout(Commit(oid, TREE), self.tree, self._release)
+
+    def find_build(self, checkout: Checkout, key: str) -> Checkout | None:
+        """Return the checkout itself for a stored build; count its users."""
+        if key not in self.builds:
+            return None
+        self.users += 1
+        return attrs.evolve(checkout, release=self._release)
+
+    async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
+        """Let `build` run, and store its key."""
+        await build(lambda tree: None)
+        self.builds.add(key)
+        built = self.find_build(checkout, key)
+        assert built is not None, "just stored"
+        return built
 
     def _release(self) -> None:
         self.users -= 1

@@ -64,6 +64,11 @@ class BuildTests(KeptDaemonTestCase):
         self.assertRegex(text(later), r"^[0-9a-f-]{36}\n$")
         self.assertEqual(self.count_builds(), count + 1)
 
+    async def test_evaluations_see_the_times_of_built_files(self) -> None:
+        await self.define("touch -d @5 built", "stat -c %Y built")
+        (events,) = await self.read_many([await self.submit()])
+        self.assertEqual(text(events), "5\n")
+
     async def test_build_sees_no_submission_and_no_secret(self) -> None:
         await self.define("env >built; find / -name solution.txt >>built; pwd >>built; rm source")
         (events,) = await self.read_many([await self.submit()])
@@ -92,6 +97,19 @@ class BuildTests(KeptDaemonTestCase):
             await self.define(build, more=f"limits = {{ {limits} }}\n")
             (events,) = await self.read_many([await self.submit()])
             self.assertIn(words, failure(events, "build")["message"])
+
+    async def test_tree_that_cannot_be_copied_is_the_fault_of_the_build(self) -> None:
+        name = '"No space left on device"'
+        deep = "import os\nfor _ in range(1500): os.mkdir('abc'); os.chdir('abc')"
+        for build in (
+            f"touch {name}; chmod 0 {name}",
+            f"mkdir {name}; chmod 0 {name}",
+            "chmod 0 .",
+            f'python3 -c "{deep}"',
+        ):
+            await self.define(build)
+            (events,) = await self.read_many([await self.submit()])
+            self.assertIn("files that cannot be read", failure(events, "build")["message"])
 
     async def test_evaluations_that_wait_leave_their_slots_to_others(self) -> None:
         await self.define(f"{HOLD}; {UNIQUE} >built")
@@ -180,3 +198,15 @@ class BuildTests(KeptDaemonTestCase):
         self.assertEqual(text(await self.client.follow(await self.submit())), "one\n")
         await self.define("echo two >built")
         self.assertEqual(text(await self.client.follow(await self.submit())), "two\n")
+
+    async def test_rerun_has_the_build_of_a_problem_that_was_removed(self) -> None:
+        await self.define("echo one >built")
+        first = await self.submit()
+
+        async def has_finished() -> bool:
+            return (await self.client.status(first))["state"] == "finished"
+
+        await until(has_finished, "the evaluation has finished")
+        await self.daemon.reload("")
+        answer = await self.client.request("POST", f"/evaluation/{first}/rerun")
+        self.assertEqual(text(await self.client.follow(answer.json["evaluation_id"])), "one\n")

@@ -19,6 +19,7 @@ from tawebeval.linux.filetree import (
     copy_tree,
     describe_disk_error,
     is_disk_full,
+    measure_tree,
     mentions_disk_full,
     remove_tree,
     walk_tree,
@@ -115,6 +116,26 @@ class CopyTests(SynchronousTestCase):
         self.assertEqual(len(list(walk_tree(copied))), 1501)
         os.stat(f"{path}/file", dir_fd=copied)
 
+    def test_tree_that_its_owner_may_not_read_is_not_measured(self) -> None:
+        source, _ = self.folders()
+        self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
+        (source / "directory").mkdir()
+        (source / "directory" / "file").write_text("x" * 9)
+        (source / "link").symlink_to("gone")
+        counted = list[tuple[int, int]]()
+        found = measure_tree(source, lambda files, size: counted.append((files, size)))
+        self.assertEqual((found, counted[-1], len(counted)), ((3, 9), (3, 9), 3))
+        for path, mode in (("directory/file", 0o200), ("directory", 0o600), (".", 0o300)):
+            (source / path).chmod(mode)
+            with self.assertRaises(PermissionError) as caught:
+                measure_tree(source, lambda files, size: None)
+            self.assertEqual(caught.exception.errno, errno.EACCES)
+            (source / path).chmod(0o700)
+        (source / "/".join(["d" * 255] * 14)).mkdir(parents=True)
+        with self.assertRaises(OSError) as too_long:
+            measure_tree(source, lambda files, size: None)
+        self.assertEqual(too_long.exception.errno, errno.ENAMETOOLONG)
+
     def test_walk_keeps_names_in_place_of_paths(self) -> None:
         source, _ = self.folders()
         self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
@@ -141,6 +162,20 @@ class CopyTests(SynchronousTestCase):
         copy_tree(source, target)
         self.assertEqual(os.readlink(target / "link"), "/usr")
         self.assertEqual(len(look(source)), 1)
+
+    def test_copy_has_the_times_of_the_source_except_its_top(self) -> None:
+        source, target = self.folders()
+        (source / "directory").mkdir()
+        (source / "directory" / "program").write_text("x")
+        (source / "directory" / "link").symlink_to("gone")
+        paths = ("directory/program", "directory/link", "directory", ".")
+        for number, path in enumerate(paths, 1):
+            times = (0, number * 1_000_000_001)
+            os.utime(source / path, ns=times, follow_symlinks=False)
+        copy_tree(source, target)
+        found = [(target / path).lstat().st_mtime_ns for path in paths]
+        self.assertEqual(found[:-1], [1_000_000_001, 2_000_000_002, 3_000_000_003])
+        self.assertGreater(found[-1], 10**18)
 
     def test_writing_to_a_copy_does_not_change_the_source(self) -> None:
         source, target = self.folders()

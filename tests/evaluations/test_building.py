@@ -1,0 +1,48 @@
+"""`evaluations.building`: trees that builds leave, and where they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.evaluations import Checkout, Commit
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.context import FixedCheckout
+from tawebeval.git.fetch_limits import TreeLimits
+from tests.fakes.world import OID, TREE
+
+KEY = "b" * 40
+
+
+class FixedCheckoutTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.built = self.root / "built"
+        self.built.mkdir(parents=True)
+        self.checkout = Checkout(Commit(OID, TREE), self.root / "checkout", lambda: None)
+        self.source = FixedCheckout(self.checkout, TreeLimits(2, 100).check_tree)
+
+    def store(self) -> Deferred[Checkout]:
+        async def build(take_tree: Callable[[Path], None]) -> None:
+            take_tree(self.built)
+
+        return Deferred.fromCoroutine(self.source.store_build(self.checkout, KEY, build))
+
+    def test_build_after_a_failed_copy_is_kept_with_its_size(self) -> None:
+        (self.built / "file").write_bytes(b"x" * 9)
+        left = self.root / f"checkout-{KEY}"
+        left.mkdir()
+        (left / "half").touch()
+        stored = self.successResultOf(self.store())
+        self.assertEqual(stored.commit, Commit(OID, TREE, 1, 9))
+        self.assertEqual([path.name for path in stored.path.iterdir()], ["file"])
+        self.assertEqual(self.source.find_build(self.checkout, KEY), stored)
+
+    def test_build_over_the_limits_of_trees_is_refused(self) -> None:
+        for name in "abc":
+            (self.built / name).touch()
+        self.failureResultOf(self.store(), EvaluationFailure)
+        self.assertIsNone(self.source.find_build(self.checkout, KEY))
