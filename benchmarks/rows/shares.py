@@ -2,7 +2,7 @@
 
 An honest evaluation needs 0.1 s of processor time in one process, from `POST /evaluate` to its
 first event. Another evaluation has 120 processes that spin, within all limits. Where evaluations
-share the processors the honest one takes about twice as long as alone.
+share the processors, by cgroups, the honest one takes about twice as long as alone.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from benchmarks.client import Client, get
 from benchmarks.daemon import PYTHON, Daemon, daemon
-from benchmarks.measure import Round, Row, interleave, percentile
+from benchmarks.measure import CannotRun, Round, Row, interleave, percentile
 
 _SPINNING = 120
 _EVALUATIONS = 5
@@ -46,7 +47,9 @@ os.wait()
 
 
 def measure(rounds: int) -> Sequence[Row]:
-    """Return the rows."""
+    """Return the rows. Raises: CannotRun."""
+    if not Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        raise CannotRun("evaluations share the processors by cgroups of version 2: none are here")
     with daemon(sandbox="auto", more=_MORE) as ours, Client(ours.port) as client:
         samples = interleave(
             rounds, {"alone": lambda: _look(ours, client), "beside": lambda: _beside(ours, client)}
