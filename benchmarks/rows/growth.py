@@ -46,8 +46,10 @@ def measure(rounds: int) -> Sequence[Row]:
 
 def _measure(rounds: int, archived: bool) -> Iterator[Row]:
     which = "archived" if archived else "kept"
-    with daemon(more=f"{_CONFIGURATION}{str(archived).lower()}\n") as ours:
+    more = f"{_CONFIGURATION}{str(archived).lower()}\n"
+    with daemon(more=more) as ours:
         empty = measure_restart(ours)["time"]
+    with daemon(more=more) as ours:
         taken, samples, done = [], [], 0
         for count in (_FEW, _MANY):
             _evaluate_many(ours, count - done, archived)

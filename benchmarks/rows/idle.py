@@ -17,6 +17,7 @@ from benchmarks.client import events
 from benchmarks.conversations import Conversation, Conversations, identifier
 from benchmarks.daemon import MANY_CONNECTIONS, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave
+from benchmarks.running import Server
 
 _FEW, _MANY = 250, 1000
 _AT_ONCE = 16  # requests that begin evaluations
@@ -58,7 +59,7 @@ def _round() -> Round:
             for _ in range(_AT_ONCE):
                 clients.begin(_evaluations(ours, numbers, known))
             clients.finish(_PATIENCE)
-            _wait_for_children(ours, number)
+            _wait_for_evaluators(ours, number)
 
         def poll(number: int) -> None:
             for evaluation in known[len(waiting) : number]:
@@ -93,9 +94,10 @@ def _polls(evaluation: str, waiting: list[str]) -> Conversation:
         yield events(evaluation, beginning, _WAIT)
 
 
-def _wait_for_children(ours: Daemon, number: int) -> None:
+def _wait_for_evaluators(ours: Daemon, number: int) -> None:
     deadline = time.monotonic() + _PATIENCE
-    while len(ours.children()) < number:
+    (starter,) = (Server(pid, ours.port) for pid in ours.children())
+    while len(starter.children()) < number:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(ours.children())} of {number} evaluators run")
+            raise TimeoutError(f"{len(starter.children())} of {number} evaluators run")
         time.sleep(0.1)
