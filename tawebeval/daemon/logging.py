@@ -180,6 +180,18 @@ def escape_control_characters(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+class _LogFile(LogFile):
+    """A log file whose rotation leaves the umask alone.
+
+    Twisted's sets it to 0777 for a moment, and what other threads make then nobody can open.
+    """
+
+    def _openFile(self) -> None:  # noqa: N802  (Twisted's name)
+        if self.defaultMode is not None and not os.path.exists(self.path):
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        super()._openFile()  # type: ignore[no-untyped-call]
+
+
 def open_log(
     settings: LogSettings,
     options: Mapping[str, Any] | None,
@@ -196,7 +208,7 @@ def open_log(
         return open_stream_log(settings, sys.stdout, environment)
     if name == "-":
         return None
-    file = LogFile.fromFullPath(name or "twistd.log")
+    file = _LogFile.fromFullPath(name or "twistd.log")  # type: ignore[no-untyped-call]
     line = format_json if settings.format == "json" else format_text
     return LogWriter(file, line, settings.level)
 

@@ -250,6 +250,19 @@ class OptionTests(SynchronousTestCase):
         self.assertIsNotNone(self.open(nodaemon=False))
         self.assertEqual([path.name for path in Path().iterdir()], ["twistd.log"])
 
+    def test_rotation_keeps_the_mode_of_the_file_and_the_umask_of_all_threads(self) -> None:
+        path = Path(self.mktemp())
+        path.touch()
+        path.chmod(0o640)
+        writer = self.open(logfile=str(path))
+        assert writer is not None
+        masks: list[int] = []
+        self.patch(os, "umask", masks.append)
+        for _ in range(2000):
+            writer({"log_format": "x" * 1000, "log_namespace": "x"})
+        self.assertTrue(path.with_name(f"{path.name}.1").exists())
+        self.assertEqual((path.stat().st_mode & 0o777, masks), (0o640, []))
+
     def test_application_has_the_observer(self) -> None:
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
             none: Any = None
