@@ -27,9 +27,10 @@ class ReferenceTests(BrowserTestCase):
         self.assertEqual(sorted(await self.browser.script(SHOWN)), sorted(described))
 
     async def test_reference_sends_a_request_to_the_daemon(self) -> None:
-        await self.browser.click("[id$='-readHealth'] button")
-        await self.browser.click("[id$='-readHealth'] .try-out button")
-        await self.browser.click("[id$='-readHealth'] button.execute")
+        for button in ("button", ".try-out button", "button.execute"):
+            selector = f"[id$='-readHealth'] {button}"
+            await self.browser.until(f'document.querySelector("{selector}")')
+            await self.browser.click(selector)
         await self.browser.shows("[id$='-readHealth'] .live-responses-table", "200")
 
     async def test_reference_is_accessible_in_each_look(self) -> None:
