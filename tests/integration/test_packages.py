@@ -489,6 +489,16 @@ class PackageTests(TestCase):
             self.assertEqual(rows["sol/solution.py"]["found"], "accepted, 2/2, score 100")
             shutil.rmtree(self.folder / "package")
 
+    async def test_submission_that_is_not_built_comes_to_all_cases_and_no_more(self) -> None:
+        for files in (PASSES, POLYGON, CMS):
+            events = await self.judge({**files, "wrong/wrong.cpp": "int main("}, "wrong/wrong.cpp")
+            cases = [value["case"] for value in events if value["type"] == "case"]
+            self.assertEqual(cases[0], "build")
+            progress = [value for value in events if value["type"] == "progress"][-1]
+            self.assertEqual(progress["done"], progress["total"])
+            self.assertEqual(progress["total"], len(cases) - 1)
+            shutil.rmtree(self.folder / "package")
+
     async def test_public_case_of_cms_shows_no_expected_output(self) -> None:
         text = OUTPUTS["task.yaml"] + "public_testcases: all\n"
         files = {**OUTPUTS, "task.yaml": text, "wrong/output1.txt": "7\n"}

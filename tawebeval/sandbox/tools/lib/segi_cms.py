@@ -277,7 +277,7 @@ class Judge:
         if not task.is_output_only:
             solution = self._build_submission(files, self.options)
             if solution.fault:
-                self.report.send_case("build", solution.fault, is_secret=False)
+                self.report.send_fault(solution.fault)
         judged: dict[int, Outcome] = {}
         total = 0.0
         for subtask in task.subtasks:

@@ -155,6 +155,10 @@ class Report:
             why = shown.message or "run `tawebeval check` to see why"
             raise PackageError(f"the package cannot judge the case {name}: {why}")
 
+    def send_fault(self, fault: segi.Judgement) -> None:
+        """Send why the submission was not built; that is no case of the package."""
+        segi.send_case("build", fault)
+
 
 def send_part(name: str, score: float, maximum: float | None) -> None:
     """Send a subtask: its score, and the goal to reach its maximum."""

@@ -345,7 +345,7 @@ class Judge:
         if self.solution.fault:
             cases = list(self.root_group.list_cases())
             fault = self.solution.fault
-            self.report.send_case("build", fault, is_secret=False)
+            self.report.send_fault(fault)
             for case in cases:
                 self.report.send_case(case.name, segi.Judgement("skipped"))
             return self._make_total([Outcome(fault.verdict, 0.0)])

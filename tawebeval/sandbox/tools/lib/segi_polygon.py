@@ -154,7 +154,7 @@ class Judge:
             extra=problem.list_resources(for_solution=True),
         )
         if self.solution.fault:
-            self.report.send_case("build", self.solution.fault, is_secret=False)
+            self.report.send_fault(self.solution.fault)
         else:
             self.checker, self.interactor = _build_own(problem)
         has_points = any(test.points is not None for test in problem.tests) or any(
