@@ -299,6 +299,9 @@ class Daemon(MultiService):
     async def _stop(self) -> None:
         stop = super().stopService
         self._site.close_idle_connections()
+        if self._evaluations.evaluations_outlast_daemon:
+            # Who waits is answered now, and asks again: the next daemon, by the socket of systemd.
+            await self._stop_listening()
         # Disowned, because stopping all parts would stop the service a second time.
         if await maybeDeferred(self._evaluations.disownServiceParent):
             await deferLater(self._reactor, _LAST_POLLS)
