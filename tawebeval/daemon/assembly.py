@@ -299,15 +299,15 @@ class Daemon(MultiService):
     async def _stop(self) -> None:
         stop = super().stopService
         self._site.close_idle_connections()
-        if self._evaluations.evaluations_outlast_daemon:
-            # Who waits is answered now, and asks again: the next daemon, by the socket of systemd.
+        is_lasting = self._evaluations.evaluations_outlast_daemon
+        if is_lasting:
+            # Clients that wait get answers now, and repeat their requests: for the next daemon.
             await self._stop_listening()
         # Disowned, because stopping all parts would stop the service a second time.
         if await maybeDeferred(self._evaluations.disownServiceParent):
             await deferLater(self._reactor, _LAST_POLLS)
         await self._stop_listening()
-        lasting = self._evaluations.evaluations_outlast_daemon
-        await self._site.drain_connections(_LASTING_PATIENCE if lasting else DRAIN_TIMEOUT)
+        await self._site.drain_connections(_LASTING_PATIENCE if is_lasting else DRAIN_TIMEOUT)
         await maybeDeferred(stop)
 
     async def _stop_listening(self) -> None:

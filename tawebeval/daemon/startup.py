@@ -319,7 +319,7 @@ class StartupChecks(Service):
     """Service that starts before the evaluations, as the daemon's user, and stops last.
 
     It owns the directories with their locks, the cgroups, the sandbox and the thread `pools`.
-    `left` are the evaluations of an earlier process.
+    `inherited` is what an earlier process has left.
     """
 
     name = "startup"
@@ -328,7 +328,7 @@ class StartupChecks(Service):
     _cgroups: CgroupManager
     _sandbox: Sandbox
     _pools: Sequence[WorkerThreads]
-    _left: InheritedResources
+    _inherited: InheritedResources
 
     def startService(self) -> None:
         """Clear the directories, check them, git and the sandbox; start the threads.
@@ -339,7 +339,7 @@ class StartupChecks(Service):
         directories = self.directories
         try:
             self._remove_leftovers()
-            if not self._left.job_names:  # a node may be about to show them
+            if not self._inherited.job_names:  # a node may be about to show them
                 remove_shell_copies(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_git_version()
@@ -367,7 +367,7 @@ class StartupChecks(Service):
 
         Raises: OSError.
         """
-        directories, left = self.directories, self._left
+        directories, inherited = self.directories, self._inherited
         starter = self._sandbox.writable_trees.connect_starter()
         programs = starter.list_programs()
         # A starter that is gone may have left what has hidden from it, of evaluations that end now.
@@ -378,11 +378,11 @@ class StartupChecks(Service):
         for program in programs:
             evaluation = program.parent
             if evaluation.parent != directories.evaluations.resolve() or (
-                evaluation.name not in left.running_directory_names
+                evaluation.name not in inherited.running_directory_names
             ):
                 starter.forget_program_now(program)
-        self._cgroups.remove_other_evaluation_cgroups(left.cgroup_names)
-        directories.remove_leftovers(left.directory_names)
+        self._cgroups.remove_other_evaluation_cgroups(inherited.cgroup_names)
+        directories.remove_leftovers(inherited.directory_names)
 
     def _empty_trash(self) -> None:
         try:

@@ -254,9 +254,8 @@ class RecordedStdout:
     _first_file: int = 0
     _begin_cursor: int = 0
     _chunk: bytes = b""  # the last one, while the parser is at work on it
-    _replayed_marks: list[BatchMark] = attrs.field(
-        factory=list
-    )  # the first is that of the next events
+    # The first one is that of the next events.
+    _replayed_marks: list[BatchMark] = attrs.field(factory=list)
     _drops_new_events: bool = False
 
     def __attrs_post_init__(self) -> None:

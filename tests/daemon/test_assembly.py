@@ -348,6 +348,19 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(len(closed), 1)
         type(connection.channel).drain_connection(connection.channel)
 
+    def test_ports_are_closed_before_clients_get_answers_that_the_next_daemon_goes_on(self) -> None:
+        daemon = self.start()
+        evaluations = self.evaluations(daemon)
+        self.patch(type(evaluations), "evaluations_outlast_daemon", True)
+        listening: list[int] = []
+        self.patch(
+            evaluations.registry,
+            "hand_over_evaluations",
+            lambda: listening.append(len(daemon._list_listeners())),
+        )
+        self.successResultOf(daemon.stopService())
+        self.assertEqual(listening, [0])
+
     def test_thread_writes_the_log_from_the_start_to_the_end(self) -> None:
         writer = LogWriter(StringIO(), format_text, "info")
         done: list[object] = []
