@@ -22,7 +22,7 @@ from benchmarks.measure import CannotRun, Round, Row, interleave
 
 _TIMES = 5  # in each round
 _TAWEBEVAL = os.path.join(os.path.dirname(sys.executable), "tawebeval")
-_HIDDEN = "rich", "trio"
+_HIDDEN = "pygments", "rich", "trio"
 _TARGETS = {"--help": 0.2, "list": 0.2, "try": 0.35}
 
 

@@ -1,10 +1,12 @@
 """The command `tawebeval`, built with click. docs/cli.md is its manual.
 
 `main` imports a command when it is used. The client commands are thin layers over
-`tawebeval.client.Client`, and import neither Twisted nor the daemon: `evaluate` (module
-`evaluate`), `follow`, `status`, `cancel`, `list` and others (module `evaluations`), `login` and
-`logout` (module `servers`, which also finds the server and the token of a command). They share
+`tawebeval.client.Client`, and import neither Twisted nor the daemon: `evaluate` and
+`rerun` (module `evaluate`), `follow`, `status`, `cancel`, `list` and others (module `evaluations`),
+`login` and `logout` (module `servers`, which also finds the server and the token of a command).
+They share
 
+- `options`: options and arguments of several commands;
 - `runtime`: signals, exit statuses, and the client of a command;
 - `output`: `Screen`, which prints events on stdout and everything else on stderr, and tables;
 - `follow`: `EvaluationReader`, which shows one evaluation to its end, and `DownloadDirectory`,

@@ -1,4 +1,4 @@
-"""`tawebeval evaluate`, `try`, `check`: their FIELD arguments, and the git checkout around them."""
+"""`tawebeval evaluate`, `rerun`, `try`, `check`: FIELD arguments, and the git checkout around."""
 
 from __future__ import annotations
 
@@ -16,28 +16,34 @@ from typing import Any, TypeAlias
 import attrs
 import click
 
-from tawebeval.cli.follow import DownloadDirectory, EvaluationReader, show_seed
-from tawebeval.cli.operator_commands import CONFIG_OPTION, USER_OPTION
+from tawebeval.cli.follow import (
+    DownloadDirectory,
+    EvaluationReader,
+    add_output_options,
+    show_seed,
+)
+from tawebeval.cli.options import (
+    CONFIG_OPTION,
+    IDENTIFIER_ARGUMENT,
+    JSON_OPTION,
+    USER_OPTION,
+    label_option,
+    parse_pairs,
+    problem_option,
+    text_option,
+)
 from tawebeval.cli.output import OutputError
 from tawebeval.cli.runtime import (
     CommandContext,
     ServerAccess,
     make_screen,
     open_context,
-    text_option,
 )
 from tawebeval.cli.servers import add_server_options
 from tawebeval.client import ClientError
 from tawebeval.client.http import check_encodable
-from tawebeval.core.form import (
-    FIELD_NAME_PATTERN,
-    LABEL_NAME_PATTERN,
-    LIMIT_UNITS,
-    MAX_CLONE_DEPTH,
-    MAX_SEED,
-    draw_seed,
-    get_base_name,
-)
+from tawebeval.core.form import LIMIT_UNITS, MAX_CLONE_DEPTH, MAX_SEED, draw_seed
+from tawebeval.core.names import FIELD_NAME_PATTERN, get_base_name
 from tawebeval.errors import ConfigurationError
 
 Submission: TypeAlias = dict[str, str | bytes | Path]
@@ -75,28 +81,6 @@ FIELDS_ARGUMENT = click.argument(
         click.shell_completion.CompletionItem(incomplete, type="file")
     ],
 )
-_OUTPUT_OPTIONS = (
-    click.option(
-        "--files",
-        "folder",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="DIR",
-        callback=lambda context, parameter, path: path and DownloadDirectory(path),
-        help="Save files from the evaluator in this directory.",
-    ),
-    click.option(
-        "--events", "lines", is_flag=True, help="Print all events as JSON Lines, for programs."
-    ),
-)
-
-
-def add_output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `--files` and `--events`, as `folder` and `lines`."""
-    for option in reversed(_OUTPUT_OPTIONS):
-        command = option(command)
-    return command
-
-
 evaluator_option = partial(
     text_option, "--evaluator", metavar="CMD", help="Run this shell command as the evaluator."
 )
@@ -111,50 +95,19 @@ SEED_OPTION = click.option(
 )
 
 
-def _parse_pairs(
-    names: str,
-    described: str,
-    context: click.Context,
-    parameter: click.Parameter,
-    given: Iterable[str],
-) -> Mapping[str, str]:
-    """Return the values of NAME=VALUE by name. Raises BadParameter.
-
-    `names` is the pattern of names, `described` says the same to people.
-    """
-    pairs: dict[str, str] = {}
-    for each in given:
-        match = re.fullmatch(f"({names})=(.+)", each, re.DOTALL)
-        if match is None:
-            raise click.BadParameter(f"{each!r} is not NAME=VALUE, where NAME is {described}")
-        if match[1] in pairs:
-            raise click.BadParameter(f"{match[1]} is given twice")
-        pairs[match[1]] = match[2]
-    return pairs
-
-
 LIMIT_OPTION = text_option(
     "--limit",
     "limits",
     metavar="NAME=VALUE",
     multiple=True,
-    callback=partial(_parse_pairs, "|".join(LIMIT_UNITS), ", ".join(LIMIT_UNITS)),
+    callback=partial(parse_pairs, "|".join(LIMIT_UNITS), ", ".join(LIMIT_UNITS)),
     help="Replace a default limit, as in memory=256M or wall_clock=10.",
-)
-label_option = partial(
-    text_option,
-    "--label",
-    "metadata",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=partial(_parse_pairs, LABEL_NAME_PATTERN, "1 to 64 of the characters a-z 0-9 _ . -"),
 )
 LABEL_OPTION = label_option(help="Mark the evaluation with a label, for lists and programs.")
 CALLBACK_OPTION = text_option(
     "--callback-url", metavar="URL", help="Send a POST to this URL when the evaluation ends."
 )
 environment_option = partial(text_option, "--environment", metavar="NAME")
-problem_option = partial(text_option, "--problem", metavar="NAME")
 DETACH_OPTION = click.option(
     "--detach", is_flag=True, help="Print the evaluation's identifier and exit."
 )
@@ -340,6 +293,39 @@ def show_submitted_evaluation(
     except OutputError:
         client.cancel(identifier)
         raise
+
+
+@click.command()
+@IDENTIFIER_ARGUMENT
+@text_option("--commit", metavar="OID", help="Use this commit instead.")
+@SEED_OPTION
+@LIMIT_OPTION
+@LABEL_OPTION
+@CALLBACK_OPTION
+@add_output_options
+@DETACH_OPTION
+@add_server_options
+def rerun(
+    identifier: str,
+    folder: DownloadDirectory | None,
+    lines: bool,
+    detach: bool,
+    server: ServerAccess,
+    **changes: Any,
+) -> None:
+    """Run an evaluation again, and show its output.
+
+    The server uses the same files, commit, seed, limits and labels; the options replace these. The
+    evaluation must have ended, and the server must still have it: after a client has read it to its
+    end only with an archive.
+
+    \b
+      tawebeval rerun $ID
+      tawebeval rerun --seed 8 --limit wall_clock=60 $ID
+    """  # noqa: D301
+    with open_context(server, make_screen(lines=lines)) as context:
+        begun = context.client.rerun(identifier, **changes)
+        show_submitted_evaluation(context, begun, folder, detach=detach)
 
 
 def parse_fields(arguments: Iterable[str]) -> Submission:
@@ -578,7 +564,7 @@ def try_(lines: bool, **options: Any) -> None:
     help="Limit each case to this processor time, in place of the package's limit.",
 )
 @add_local_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+@JSON_OPTION
 def check(root: Path | None, config: Path | None, seed: int | None, **options: Any) -> None:
     """Check the submissions of a problem, or the configuration.
 

@@ -1,4 +1,4 @@
-"""The commands about evaluations, problems and environments of a server, but `evaluate`."""
+"""Commands that show evaluations, problems and environments of a server; `cancel`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,8 @@ from typing import Any
 
 import click
 
-from tawebeval.cli.evaluate import (
-    CALLBACK_OPTION,
-    DETACH_OPTION,
-    LABEL_OPTION,
-    LIMIT_OPTION,
-    SEED_OPTION,
-    add_output_options,
-    label_option,
-    problem_option,
-    show_submitted_evaluation,
-)
-from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
+from tawebeval.cli.options import IDENTIFIER_ARGUMENT, JSON_OPTION, label_option, problem_option
 from tawebeval.cli.output import (
-    JSON_OPTION,
     escape_control_characters,
     escape_table_row,
     format_json,
@@ -33,31 +21,18 @@ from tawebeval.cli.output import (
     summarize_results,
 )
 from tawebeval.cli.runtime import (
-    UTF8_ARGUMENT,
     CommandContext,
-    Interrupted,
     ServerAccess,
     make_screen,
     open_context,
-    text_option,
 )
 from tawebeval.cli.servers import add_server_options
-from tawebeval.client import EvaluationGone, Refused, UnknownEvaluation
-from tawebeval.client.events import split_cursor
-from tawebeval.core.evaluations import CLIENT_VISIBLE_STATES
+from tawebeval.client import EvaluationGone, UnknownEvaluation
+from tawebeval.core.states import CLIENT_VISIBLE_STATES
 
 _ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
 _AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
-IDENTIFIER_ARGUMENT = click.argument("identifier", type=UTF8_ARGUMENT, metavar="ID")
-
-
-def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:
-    try:
-        split_cursor(cursor)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return cursor
 
 
 def _parse_time(context: click.Context, _: click.Parameter, given: str | None) -> datetime | None:
@@ -76,51 +51,6 @@ def _parse_time(context: click.Context, _: click.Parameter, given: str | None) -
 
 
 _time_option = partial(click.option, metavar="TIME", callback=_parse_time)
-
-
-@click.command()
-@IDENTIFIER_ARGUMENT
-@text_option(
-    "--after",
-    "cursor",
-    metavar="CURSOR",
-    callback=_check_cursor,
-    help="Start after this cursor, not at the first event.",
-)
-@add_output_options
-@add_server_options
-def follow(
-    identifier: str,
-    cursor: str | None,
-    folder: DownloadDirectory | None,
-    lines: bool,
-    server: ServerAccess,
-) -> None:
-    """Show the output of an evaluation that was submitted before.
-
-    The server discards the events that a client has read. The command says so and shows the rest;
-    `tawebeval status` shows how many events are discarded. A server with an archive shows all
-    events again once a client has read the evaluation to its end; without one it is gone then.
-    Ctrl-C stops following and prints the command that continues; the evaluation goes on.
-
-    The exit status is that of `tawebeval evaluate`: 1 if the server no longer has the evaluation, 2
-    if it never had it.
-
-    \b
-    Submit now, follow later:
-      ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
-      tawebeval follow $ID
-    """  # noqa: D301
-    with open_context(server, make_screen(lines=lines)) as context:
-        reader = EvaluationReader(context, identifier, cursor)
-        try:
-            with suppress(Refused):  # reported below
-                # Unlike a request for events, this one gives up soon on a stopped server.
-                reader.request_state()
-            context.exit_status = reader.follow_evaluation(folder)
-        except Interrupted:
-            context.screen.show_message(f"continue here with `{reader.resume_command}`")
-            raise
 
 
 @click.command()
@@ -200,39 +130,6 @@ def list_(as_json: bool, server: ServerAccess, **wanted: Any) -> None:
         screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
         for document in request_statuses(context, found):
             screen.print_text(format_row(document, datetime.now(UTC)))
-
-
-@click.command()
-@IDENTIFIER_ARGUMENT
-@text_option("--commit", metavar="OID", help="Use this commit instead.")
-@SEED_OPTION
-@LIMIT_OPTION
-@LABEL_OPTION
-@CALLBACK_OPTION
-@add_output_options
-@DETACH_OPTION
-@add_server_options
-def rerun(
-    identifier: str,
-    folder: DownloadDirectory | None,
-    lines: bool,
-    detach: bool,
-    server: ServerAccess,
-    **changes: Any,
-) -> None:
-    """Run an evaluation again, and show its output.
-
-    The server uses the same files, commit, seed, limits and labels; the options replace these. The
-    evaluation must have ended, and the server must still have it: after a client has read it to its
-    end only with an archive.
-
-    \b
-      tawebeval rerun $ID
-      tawebeval rerun --seed 8 --limit wall_clock=60 $ID
-    """  # noqa: D301
-    with open_context(server, make_screen(lines=lines)) as context:
-        begun = context.client.rerun(identifier, **changes)
-        show_submitted_evaluation(context, begun, folder, detach=detach)
 
 
 @click.command()

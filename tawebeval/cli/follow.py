@@ -1,4 +1,4 @@
-"""One evaluation shown to its end, and the files that it sends saved in a directory."""
+"""`tawebeval follow`: one evaluation to its end, and the files that it sends in a directory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,21 @@ from contextlib import suppress
 from pathlib import Path
 
 import attrs
+import click
 
+from tawebeval.cli.options import IDENTIFIER_ARGUMENT, text_option
 from tawebeval.cli.output import Screen
-from tawebeval.cli.runtime import FAILED, GOOD, WRONG, CommandContext, Interrupted
+from tawebeval.cli.runtime import (
+    FAILED,
+    GOOD,
+    WRONG,
+    CommandContext,
+    Interrupted,
+    ServerAccess,
+    make_screen,
+    open_context,
+)
+from tawebeval.cli.servers import add_server_options
 from tawebeval.client import (
     ClientError,
     EvaluationError,
@@ -21,11 +33,13 @@ from tawebeval.client import (
     Event,
     File,
     Page,
+    Refused,
     Text,
     UnknownEvaluation,
 )
+from tawebeval.client.events import split_cursor
 from tawebeval.client.operations import MAX_WAIT_SECONDS
-from tawebeval.core.form import get_base_name
+from tawebeval.core.names import get_base_name
 from tawebeval.linux.privileges import get_user_name
 
 _MARKER = re.compile("~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
@@ -250,3 +264,78 @@ def show_seed(screen: Screen, seed: int | None) -> None:
     """Show the seed that the command has drawn, if it has drawn one."""
     if seed is not None:
         screen.show_message(f"repeat this run with --seed {seed}")
+
+
+_OUTPUT_OPTIONS = (
+    click.option(
+        "--files",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        callback=lambda context, parameter, path: path and DownloadDirectory(path),
+        help="Save files from the evaluator in this directory.",
+    ),
+    click.option(
+        "--events", "lines", is_flag=True, help="Print all events as JSON Lines, for programs."
+    ),
+)
+
+
+def add_output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `--files` and `--events`, as `folder` and `lines`."""
+    for option in reversed(_OUTPUT_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:
+    try:
+        split_cursor(cursor)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return cursor
+
+
+@click.command()
+@IDENTIFIER_ARGUMENT
+@text_option(
+    "--after",
+    "cursor",
+    metavar="CURSOR",
+    callback=_check_cursor,
+    help="Start after this cursor, not at the first event.",
+)
+@add_output_options
+@add_server_options
+def follow(
+    identifier: str,
+    cursor: str | None,
+    folder: DownloadDirectory | None,
+    lines: bool,
+    server: ServerAccess,
+) -> None:
+    """Show the output of an evaluation that was submitted before.
+
+    The server discards the events that a client has read. The command says so and shows the rest;
+    `tawebeval status` shows how many events are discarded. A server with an archive shows all
+    events again once a client has read the evaluation to its end; without one it is gone then.
+    Ctrl-C stops following and prints the command that continues; the evaluation goes on.
+
+    The exit status is that of `tawebeval evaluate`: 1 if the server no longer has the evaluation, 2
+    if it never had it.
+
+    \b
+    Submit now, follow later:
+      ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
+      tawebeval follow $ID
+    """  # noqa: D301
+    with open_context(server, make_screen(lines=lines)) as context:
+        reader = EvaluationReader(context, identifier, cursor)
+        try:
+            with suppress(Refused):  # reported below
+                # Unlike a request for events, this one gives up soon on a stopped server.
+                reader.request_state()
+            context.exit_status = reader.follow_evaluation(folder)
+        except Interrupted:
+            context.screen.show_message(f"continue here with `{reader.resume_command}`")
+            raise

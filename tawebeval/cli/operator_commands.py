@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tawebeval.cli.options import CONFIG_OPTION, USER_OPTION
 from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
@@ -16,34 +17,6 @@ _STARTER_DIRECTORY = "/run/tawebeval-starter"
 
 _WEAKER = (
     "the daemon starts, and you can try it; mend what is weaker before other people submit programs"
-)
-
-CONFIG_OPTION = click.option(
-    "--config",
-    "-c",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Read settings from this TOML file; without one, use the defaults.",
-)
-
-
-def _become_user(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
-    # Imported late: the client commands do without.
-    from tawebeval.linux.privileges import become_user
-
-    if name is not None and not context.resilient_parsing:
-        try:
-            become_user(name)
-        except ConfigurationError as error:
-            raise click.UsageError(str(error)) from None
-
-
-USER_OPTION = click.option(
-    "--user",
-    metavar="NAME",
-    is_eager=True,
-    expose_value=False,
-    callback=_become_user,
-    help="As root: run as this user.",
 )
 
 

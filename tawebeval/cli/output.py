@@ -366,9 +366,6 @@ def _line(event: Event) -> str:
     return f'{{"type": {json.dumps(kind)}, "payload": {payload}}}'
 
 
-JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-
-
 def format_json(value: Any) -> str:
     """Return a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)

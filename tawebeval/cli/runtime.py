@@ -1,4 +1,4 @@
-"""What the client commands share: options, signals and exit statuses."""
+"""What the client commands share: signals, exit statuses, and the client."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 import click
@@ -38,24 +37,6 @@ _GIVE_TOKEN = (
 )
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Utf8Argument(click.ParamType[str]):
-    """Text that can be encoded as UTF-8; arguments of a process may be any bytes."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text. Raises BadParameter."""
-        try:
-            str(value).encode()
-        except UnicodeEncodeError:
-            self.fail("not UTF-8", param, ctx)
-        return str(value)
-
-
-UTF8_ARGUMENT = Utf8Argument()
-text_option = partial(click.option, type=UTF8_ARGUMENT)
 
 
 @attrs.frozen

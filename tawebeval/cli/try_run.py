@@ -34,7 +34,7 @@ from tawebeval.cli.runtime import (
 )
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import MAX_TREE_FILES, Configuration
-from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
+from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.core.events import (
     EventMemory,
     make_page,
@@ -50,6 +50,7 @@ from tawebeval.core.form import (
     parse_limits,
     parse_submission_file,
 )
+from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.configuration import check_visible_paths, read_configuration
 from tawebeval.daemon.process import reset_inherited_signals, use_monotonic_clock
 from tawebeval.deferreds import FairQueue, WorkerThreads

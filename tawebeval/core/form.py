@@ -11,12 +11,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Literal, TypeAlias
-from urllib.parse import unquote_to_bytes
 
 import attrs
 import msgspec
 
 from tawebeval.core.hosts import parse_server_address
+from tawebeval.core.names import (
+    FIELD_NAME_PATTERN,
+    LABEL_NAME_PATTERN,
+    MAX_FIELD_NAME_LENGTH,
+    get_base_name,
+)
 from tawebeval.errors import InvalidField, format_size
 
 LimitUnit = Literal["seconds", "whole seconds", "bytes", "count"]
@@ -125,58 +130,10 @@ def describe_limit(name: str, value: float) -> str:
             return f"{value:g} s"
 
 
-MAX_FILENAME_BYTES = 255
-"""The longest name that Linux file systems take, in bytes of UTF-8."""
-
-_EXCERPT = 80  # characters of a wrong name, in its error
-# RFC 8187, section 3.2.1. Python's codecs are not asked: they keep each unknown name for ever.
-_EXTENDED = re.compile(r"([^']*)'[0-9A-Za-z-]*'((?:[!#$&+.^_`|~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*)")
-_CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "iso-8859-1"}
-
-
-def get_base_name(name: str) -> str:
-    r"""Return the last component of `name`; both `/` and `\` separate components.
-
-    Raises ValueError for a component that cannot name a file: empty, `.`, `..`, with a NUL, over
-    255 bytes, or not encodable as UTF-8 (docs/api.md).
-    """
-    base = name.replace("\\", "/").rpartition("/")[2]
-    if base in ("", ".", ".."):
-        raise ValueError(f"{name[-_EXCERPT:]!r} has no file name at its end")
-    if "\0" in base:
-        raise ValueError("a file name cannot contain NUL")
-    try:
-        length = len(base.encode())
-    except UnicodeEncodeError:
-        raise ValueError("a file name must be UTF-8") from None
-    if length > MAX_FILENAME_BYTES:
-        raise ValueError(f"the file name has {length} bytes; the limit is {MAX_FILENAME_BYTES}")
-    return base
-
-
-def decode_extended_filename(value: str) -> str:
-    """Return the name in a parameter `filename*` (RFC 8187). Raises ValueError."""
-    parts = _EXTENDED.fullmatch(value)
-    charset = _CHARSETS.get(parts[1].lower()) if parts else None
-    try:
-        if parts and charset:
-            return unquote_to_bytes(parts[2]).decode(charset)
-    except UnicodeDecodeError:
-        pass
-    raise ValueError(
-        f"malformed filename* {value[:_EXCERPT]!r}; write UTF-8''NAME or ISO-8859-1''NAME, with"
-        " %XX for bytes other than letters and digits (RFC 8187)"
-    )
-
-
 MAX_SEED = 2**31 - 1
 MAX_CLONE_DEPTH = 2**31 - 2  # one more means "everything" to git
 MAX_TRUNCATED_COMMAND_BYTES = 1024
 """Bytes of `evaluator_cmd` that are kept for the status after the evaluator's start."""
-
-MAX_FIELD_NAME_LENGTH = 251  # characters; NAME.txt is a file's name
-FIELD_NAME_PATTERN = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME_LENGTH - 1}}}"
-"""Regular expression of the names of submission fields."""
 
 _SUBMISSION = re.compile(rf"submission\[({FIELD_NAME_PATTERN})\]")
 _OID = re.compile(r"[0-9a-fA-F]{40}")
@@ -215,12 +172,8 @@ TEXT_FIELD_SIZE_LIMITS: Mapping[str, int] = {
 DEFAULT_ENVIRONMENT_NAME = "default"
 """The name of the environment of requests that choose none: the machine's own programs."""
 
-PROBLEM_NAME_PATTERN = r"[a-z0-9][a-z0-9_.-]{0,63}"
-"""Regular expression of the names of problems."""
-
 MAX_LABELS = 16
 MAX_LABEL_BYTES = 256
-LABEL_NAME_PATTERN = r"[a-z0-9_.-]{1,64}"
 LABEL_FIELD_PATTERN = re.compile(rf"metadata\[({LABEL_NAME_PATTERN})\]")
 """The names of the fields of labels."""
 

@@ -20,7 +20,7 @@ from hashlib import sha256
 
 import attrs
 
-from tawebeval.core.form import PROBLEM_NAME_PATTERN
+from tawebeval.core.names import PROBLEM_NAME_PATTERN
 from tawebeval.errors import ConfigurationError, Unauthorized
 
 ANONYMOUS_CALLER = ""

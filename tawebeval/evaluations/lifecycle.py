@@ -24,15 +24,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.evaluations import (
-    IDENTIFIER_PATTERN,
-    Checkout,
-    EvaluationState,
-    IdentifierIssuer,
-    check_transition,
-)
+from tawebeval.core.evaluations import IDENTIFIER_PATTERN, Checkout, IdentifierIssuer
 from tawebeval.core.events import EventBatch, EventLog, encode_error_event
 from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, EvaluationNotFound, format_size
 from tawebeval.evaluations.context import EvaluationContext

@@ -24,9 +24,7 @@ from twisted.internet.defer import TimeoutError as WaitTimedOut
 from tawebeval.archive.archive import ArchivedEvents
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import (
-    CLIENT_VISIBLE_STATES,
     DaemonListPage,
-    EvaluationState,
     ListEntry,
     make_invalid_cursor_error,
     parse_list_cursor,
@@ -43,12 +41,9 @@ from tawebeval.core.events import (
     parse_cursor,
     resolve_cursor,
 )
-from tawebeval.core.form import (
-    LABEL_FIELD_PATTERN,
-    LIMIT_UNITS,
-    PROBLEM_NAME_PATTERN,
-    format_label_name_error,
-)
+from tawebeval.core.form import LABEL_FIELD_PATTERN, LIMIT_UNITS, format_label_name_error
+from tawebeval.core.names import PROBLEM_NAME_PATTERN
+from tawebeval.core.states import CLIENT_VISIBLE_STATES, EvaluationState
 from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, ServerStopping
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents

@@ -15,14 +15,10 @@ from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive
 from tawebeval.archive.files import KeptSubmission
-from tawebeval.core.evaluations import (
-    EvaluationState,
-    IdentifierIssuer,
-    StoredEvaluation,
-    encode_compact_json,
-)
+from tawebeval.core.evaluations import IdentifierIssuer, StoredEvaluation, encode_compact_json
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.shares import RetrySchedule, Share
+from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, make_one_shot_event, run_in_background
 from tawebeval.errors import (

@@ -38,6 +38,10 @@ class MainTests(SynchronousTestCase):
         )
         for arguments, foreign in (
             (("status", "--server", "http://127.0.0.1:1", "x"), ()),
+            (
+                ("list", "--server", "http://127.0.0.1:1"),
+                ("tawebeval.core.form", "tawebeval.core.evaluations", "tawebeval.cli.evaluate"),
+            ),
             (("evaluate", "--help"), ()),
             (("logout",), ()),
             (("token", "new", "alice"), ("httpx", "tawebeval.client", "tawebeval.cli.runtime")),

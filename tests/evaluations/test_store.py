@@ -32,13 +32,8 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.evaluations import (
-    Commit,
-    EvaluationState,
-    ListEntry,
-    StoredEvaluation,
-    Submodule,
-)
+from tawebeval.core.evaluations import Commit, ListEntry, StoredEvaluation, Submodule
+from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
 from tawebeval.evaluations import store as store_module

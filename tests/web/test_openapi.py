@@ -17,9 +17,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__, errors
 from tawebeval.config import MIB, Configuration
-from tawebeval.core import form
-from tawebeval.core.evaluations import CLIENT_VISIBLE_STATES, IDENTIFIER_PATTERN
+from tawebeval.core import form, names
+from tawebeval.core.evaluations import IDENTIFIER_PATTERN
 from tawebeval.core.results import MAX_GOAL_NAMES_BYTES, MAX_GOALS, VERDICTS
+from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_MEDIA_TYPES
 from tawebeval.web.routes import OPENAPI_PATH, STATIC_RESOURCES, make_app
@@ -115,7 +116,7 @@ class ContentTests(SynchronousTestCase):
         self.assertEqual(FORM["properties"]["seed"]["maximum"], form.MAX_SEED)
         self.assertEqual(FORM["properties"]["repository[depth]"]["maximum"], form.MAX_CLONE_DEPTH)
         pattern, label = FORM["patternProperties"]
-        self.assertEqual(label, rf"^metadata\[{form.LABEL_NAME_PATTERN}\]$")
+        self.assertEqual(label, rf"^metadata\[{names.LABEL_NAME_PATTERN}\]$")
         for name, good in (
             ("submission[a]", True),
             ("submission[" + "a" * 251 + "]", True),
