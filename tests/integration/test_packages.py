@@ -161,7 +161,18 @@ PASSES = {
     "submissions/accepted/add.py": "print(int(input()) + 1)\n",
     "submissions/wrong_answer/two.py": "print(2)\n",
 }
-
+ANSWERS = {
+    "problem.yaml": "problem_format_version: 2025-09\ntype: pass-fail submit-answer\nname: Twice\n",
+    **{f"data/{name}.in": f"{name}\n" for name in ("sample/2", "secret/1", "secret/easy/1")},
+    "data/sample/2.ans": "no answer of a sample is asked\n",
+    "data/secret/1.ans": "secret/1\n",
+    "data/secret/easy/1.ans": "secret/easy/1\n",
+    "submissions/accepted/all/1.out": "secret/1\n",
+    "submissions/accepted/all/easy_1.out": "secret/easy/1\n",
+    "submissions/accepted/program.py": "print(input())\n",
+    "submissions/wrong_answer/first/1.txt": "secret/1\n",
+    "submissions/wrong_answer/second/easy_1.txt": "secret/easy/1\n",
+}
 
 POLYGON = {
     "problem.xml": """<?xml version="1.0" encoding="utf-8"?>
@@ -433,6 +444,28 @@ class PackageTests(TestCase):
         rows = await self.check(PASSES)
         self.assertEqual([row["state"] for row in rows.values()], ["ok", "ok"])
 
+    async def test_kattis_answers_are_submitted_under_the_names_of_cases(self) -> None:
+        rows = await self.check(ANSWERS)
+        self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
+        self.assertEqual(rows["accepted/all"]["found"], "accepted, 2/2")
+        self.assertEqual(rows["first/1.txt"]["found"], "wrong_answer, 1/2")
+        # People submit no programs.
+        for solution in ("wrong_answer/second/easy_1.txt", "accepted/program.py"):
+            first = (await self.judge(ANSWERS, f"submissions/{solution}"))[0]
+            self.assertEqual(
+                (first["verdict"], first["message"]), ("wrong_answer", "1.txt is missing")
+            )
+
+    async def test_case_without_answer_is_a_fault_of_the_package(self) -> None:
+        files = {name: text for name, text in KATTIS.items() if name != "data/secret/3.ans"}
+        rows = await self.check(files, status=1)
+        self.assertIn("secret/3.ans is missing", rows["accepted/right.py"]["message"])
+        command = ("try", self.write(files), "--evaluator", "tawebeval-judge", *BY)
+        solution = f"{self.folder}/package/submissions/wrong_answer/two.py"
+        done = await piped("http://127.0.0.1:9", *command, solution, TMPDIR=str(self.folder))
+        self.assertNotIn("wrong answer", done.stdout + done.stderr)
+        self.assertIn("a case has no answer: run `tawebeval check` to see why", done.stderr)
+
     async def test_polygon_package_is_compared_with_its_tags(self) -> None:
         rows = await self.check(POLYGON)
         self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
@@ -535,7 +568,6 @@ class PackageTests(TestCase):
 
     async def test_package_that_cannot_be_judged_says_why(self) -> None:
         for text, said in (
-            ("type: submit-answer\n", "submit-answer are not supported"),
             ("name: *x\n", "problem.yaml: line 1: '*' at the start of a value"),
             ("name: Empty\n", "the package has no submissions"),
         ):

@@ -1,7 +1,7 @@
 """Kattis problem package format: legacy (also of ICPC and DOMjudge), 2023-07 and 2025-09.
 
 Specification: https://www.kattis.com/problem-package-format/spec/. Not read: static validators,
-input validators of Checktestdata and VIVA, visualizers, custom graders, and the type submit-answer.
+input validators of Checktestdata and VIVA, visualizers, and custom graders.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import fnmatch
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,6 +64,11 @@ class Case(NamedTuple):
     name: str
     input: Path
     answer: Path
+
+    @property
+    def file_stem(self) -> str:
+        """The name below `secret` as that of a file."""
+        return self.name.partition("/")[2].replace("/", "_")
 
 
 class Outcome(NamedTuple):
@@ -139,12 +144,11 @@ class Problem:
         self.passes = int(self.read_limit("validation_passes", 2))
         for pattern in ("include/**/*", "*put_validator*/**/*", "data/**/test_group.yaml"):
             self.replace_constants(root.glob(pattern))
-        for kind, why in (
-            ("submit-answer", "submit-answer" in self.kinds),
-            ("static validators", (root / "static_validator").exists()),
-            ("custom graders", (root / "graders").exists()),
+        for kind, name in (
+            ("static validators", "static_validator"),
+            ("custom graders", "graders"),
         ):
-            if why:
+            if (root / name).exists():
                 raise segi_judge.PackageError(f"{kind} are not supported")
 
     def read_limit(self, name: str, default: Any = None) -> Any:
@@ -325,7 +329,15 @@ class Judge:
     def __init__(self, problem: Problem, options: segi_judge.Options) -> None:
         self.problem, self.options = problem, options
         self.root_group = problem.read_groups()
-        self.report = segi_judge.Report(len(list(self.root_group.list_cases())), options)
+        self.answers: Sequence[Path] | None = None  # submitted in place of a program
+        if "submit-answer" in problem.kinds:
+            secret = [each for each in self.root_group.members if each.name == "secret"]
+            self.root_group = self.root_group._replace(members=secret)
+        cases = list(self.root_group.list_cases())
+        for case in cases:
+            if not case.answer.is_file():
+                raise segi_judge.PackageError("a case has no answer", f"{case.name}.ans is missing")
+        self.report = segi_judge.Report(len(cases), options)
         self.validators: list[segi.Solution] = []
         self.solution = segi.Solution((), ())
         self.time = options.time or problem.time or segi_judge.DEFAULT_TIME
@@ -339,9 +351,13 @@ class Judge:
             place = segi.make_directory()
             files = [Path(shutil.copyfile(file, place / file.name)) for file in files]
             self.problem.replace_constants(files)
-        self.solution = segi_judge.build(
-            files, self.options, extra=_find_includes(self.problem.root, files[0])
-        )
+        is_program = segi_judge.find_ending(files[0]) in segi_judge.LANGUAGES
+        if "submit-answer" in self.problem.kinds and not (self.options.explains and is_program):
+            self.answers = files
+        else:
+            self.solution = segi_judge.build(
+                files, self.options, extra=_find_includes(self.problem.root, files[0])
+            )
         if self.solution.fault:
             cases = list(self.root_group.list_cases())
             fault = self.solution.fault
@@ -436,7 +452,7 @@ class Judge:
 
     def _run_passes(
         self, case: Case, flags: list[str], arguments: list[str], feedback: Path
-    ) -> tuple[segi.Judgement, segi.Result]:
+    ) -> tuple[segi.Judgement, segi.Result | None]:
         """Run a case until no next pass is wanted."""
         source, count = case.input, 1
         following = feedback / "nextpass.in"
@@ -458,59 +474,73 @@ class Judge:
 
     def _run_pass(
         self, case: Case, source: Path, flags: list[str], arguments: list[str], feedback: Path
-    ) -> tuple[segi.Judgement, segi.Result]:
-        limits: Any = {
-            "time": self.time,
-            "memory": self.memory,
-            "output": min(self.problem.output, segi_judge.MOST_OUTPUT),
-            "file_size": self.problem.output,
-        }
-        solution = self.solution._replace(command=[*self.solution.command, *arguments])
-        # Where the files of the submission are, maybe with those of the case.
-        limits["directory"] = self.solution.files[-1]
-        files = case.input.with_suffix(".files")
-        if files.is_dir():
-            limits["directory"] = segi.make_directory()
-            for each in (self.solution.files[-1], files):
-                shutil.copytree(each, limits["directory"], dirs_exist_ok=True)
-            limits["read"] = [limits["directory"]]
-        answer = case.answer
-        if not answer.exists():
-            answer = segi.make_directory() / "answer"
-            answer.touch()
-        place = f"{feedback}/"
+    ) -> tuple[segi.Judgement, segi.Result | None]:
         trusted: Any = {
             "time": self.problem.read_limit("validation_time", segi_judge.PROGRAM_TIME),
             "wall": segi_judge.compute_wall(self.time),
-            "read": [source, answer],
+            "read": [source, case.answer],
             "write": [feedback],
         }
-        words: list[str | Path] = [source, answer, place, *flags]
-        if "interactive" in self.problem.kinds:
-            if not self.validators:
-                raise segi_judge.PackageError("an interactive problem without output validator")
-            trusted["output"] = None  # it is passed on, not kept
-            both = solution.interact(self.validators[0], words, trusted, accept=_ACCEPTED, **limits)
-            judged = _judge_by_status(both.interactor)
-            if both.is_interactor_first and not judged.is_accepted:
-                return judged, both.solution
-            return both.solution.fault or judged, both.solution
-        result = solution.run(source, **limits)
-        if result.fault:
-            return result.fault, result
+        words: list[str | Path] = [source, case.answer, f"{feedback}/", *flags]
+        result = None
+        if self.answers is not None:
+            file = _find_answer(case, self.answers)
+            if file is None:
+                (feedback / "teammessage.txt").write_text(f"{case.file_stem}.txt is missing")
+                return segi.Judgement("wrong_answer"), None
+            printed = file.read_bytes()
+        else:
+            solution = self.solution._replace(command=[*self.solution.command, *arguments])
+            limits = self._make_limits(case)
+            if "interactive" in self.problem.kinds:
+                return self._interact(solution, limits, words, trusted)
+            result = solution.run(source, **limits)
+            if result.fault:
+                return result.fault, result
+            printed = result.stdout
         if not self.validators:
-            return compare_outputs(result.stdout, answer.read_bytes(), flags), result
+            return compare_outputs(printed, case.answer.read_bytes(), flags), result
         for validator in self.validators:
             judged = _judge_by_status(
                 segi.run(
                     [*validator.command, *words],
-                    result.stdout,
+                    printed,
                     **{**trusted, "read": [*validator.files, *trusted["read"]]},
                 )
             )
             if not judged.is_accepted:
                 return judged, result
         return segi.ACCEPTED, result
+
+    def _make_limits(self, case: Case) -> Any:
+        """Return limits and files of the submission."""
+        limits: Any = {
+            "time": self.time,
+            "memory": self.memory,
+            "output": min(self.problem.output, segi_judge.MOST_OUTPUT),
+            "file_size": self.problem.output,
+            # Where the files of the submission are, maybe with those of the case.
+            "directory": self.solution.files[-1],
+        }
+        files = case.input.with_suffix(".files")
+        if files.is_dir():
+            limits["directory"] = segi.make_directory()
+            for each in (self.solution.files[-1], files):
+                shutil.copytree(each, limits["directory"], dirs_exist_ok=True)
+            limits["read"] = [limits["directory"]]
+        return limits
+
+    def _interact(
+        self, solution: segi.Solution, limits: Any, words: list[str | Path], trusted: Any
+    ) -> tuple[segi.Judgement, segi.Result]:
+        if not self.validators:
+            raise segi_judge.PackageError("an interactive problem without output validator")
+        own: Any = {**trusted, "output": None}  # it is passed on, not kept
+        both = solution.interact(self.validators[0], words, own, accept=_ACCEPTED, **limits)
+        judged = _judge_by_status(both.interactor)
+        if both.is_interactor_first and not judged.is_accepted:
+            return judged, both.solution
+        return both.solution.fault or judged, both.solution
 
     def _read_score(self, feedback: Path, scoring: Scoring) -> float:
         if not self.problem.is_scoring:
@@ -561,6 +591,12 @@ def _judge_by_status(result: segi.Result) -> segi.Judgement:
     return segi.Judgement(
         "judge_error", f"output validator: {fault.message if fault else 'exit status 0'}"
     )
+
+
+def _find_answer(case: Case, files: Iterable[Path]) -> Path | None:
+    """Return the file with the longest name that a case ends with: `1` or `easy_1` of easy/1."""
+    found = [file for file in files if f"_{case.file_stem}".endswith(f"_{file.stem}")]
+    return max(found, key=lambda file: len(file.stem), default=None)
 
 
 def _read_feedback(feedback: Path, name: str) -> str:
