@@ -225,7 +225,8 @@ class EvaluationRequest:
     the evaluation ends, or None. `limits` replace the operator's defaults. `metadata` are the
     client's labels. `environment` is a name of the configuration, None for the default. `problem`
     is the name of the operator's problem that the submission is for, None without one; `build` is
-    the command that builds its tree, "" without one.
+    the command that builds its tree, "" without one. `is_restricted` tells that the caller's token
+    is restricted to problems.
     """
 
     repository: Repository
@@ -240,6 +241,7 @@ class EvaluationRequest:
     environment: str | None = None
     problem: str | None = None
     build: str = ""
+    is_restricted: bool = False
 
     @property
     def truncated_command(self) -> str:
@@ -315,8 +317,7 @@ class FormPreset:
     `permitted_text_fields` are the fields that the form may have, as in
     `PERMITTED_PROBLEM_FORM_FIELDS`; None: any known field. `submission_field_names` are the names
     of the files that the form must have, empty for any, None for no files. `preset_origin` names in
-    messages what sets all other fields. `problem` and `build` are as in `EvaluationRequest`.
-    `permits_callback` is whether the form may have a `callback_url`.
+    messages what sets all other fields. The others are as in `EvaluationRequest`.
     """
 
     preset_origin: str = ""
@@ -324,12 +325,12 @@ class FormPreset:
     preset_values: Mapping[str, str] = attrs.field(factory=dict)
     permitted_text_fields: frozenset[str] | None = None
     submission_field_names: Sequence[str] | None = ()
-    permits_callback: bool = True
+    is_restricted: bool = False
     build: str = ""
 
     def check_text_field(self, name: str) -> None:
         """Raise InvalidField if the form may not have this known field."""
-        if name == "callback_url" and not self.permits_callback:
+        if name == "callback_url" and self.is_restricted:
             raise InvalidField(
                 name, "not with a token restricted to problems; remove it from the form"
             )

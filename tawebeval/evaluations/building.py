@@ -77,6 +77,7 @@ def plan_build(evaluation: Evaluation, checkout: Checkout) -> BuildPlan:
         request.build,
         sorted(limits.items()),
         sorted(configuration.evaluations.environment.items()),
+        [configuration.sandbox.kind, *configuration.sandbox.readable],
         environment and [str(environment.root), sorted(environment.variables.items())],
     ]
     return BuildPlan(
@@ -189,9 +190,11 @@ class Build:
         failure, result = build.details.failure or self._error, build.details.run_result
         if failure is None:
             return
+        reason = failure.reason if failure.reason in _OTHERS else "build"
+        printed = {} if result is None or reason != "build" else {"stderr": result.stderr_text}
         raise EvaluationFailure(
-            failure.reason if failure.reason in _OTHERS else "build",
+            reason,
             f"the build failed: {failure.message.replace('the evaluator', 'it', 1)}",
-            {"stderr": "" if result is None else result.stderr_text},
+            printed,
             is_daemon_fault=failure.is_daemon_fault,
         )

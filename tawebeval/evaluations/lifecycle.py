@@ -25,7 +25,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import IDENTIFIER_PATTERN, Checkout, IdentifierIssuer
-from tawebeval.core.events import EventBatch, EventLog, encode_error_event
+from tawebeval.core.events import EMPTY_BATCH, EventBatch, EventLog, encode_error_event
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.states import EvaluationState, check_transition
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
@@ -258,11 +258,16 @@ class Evaluation:
         self.events.log.mark_end()
         self.events.change_condition.notify()
 
+    @property
+    def failure_batch(self) -> EventBatch:
+        """The error of an evaluation that has failed; empty for others."""
+        error = self.details.failure_event
+        return EventBatch(1, error) if error else EMPTY_BATCH
+
     def append_failure_event(self) -> None:
         """Append the error of an evaluation that has failed, with the time of its end."""
-        if error := self.details.failure_event:
-            time_ms = int(self.details.state_times["ended"] * 1000)
-            self.events.log.append_batch(EventBatch(1, error), time_ms)
+        time_ms = int(self.details.state_times["ended"] * 1000)
+        self.events.log.append_batch(self.failure_batch, time_ms)
 
 
 def end_evaluation_in_background(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:

@@ -25,9 +25,7 @@ from twisted.logger import Logger
 from tawebeval.config import Configuration, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.core.events import (
-    EMPTY_BATCH,
     LOST_EVENT,
-    EventBatch,
     EventRing,
     StdoutChanged,
 )
@@ -130,6 +128,8 @@ class _Start:
         try:
             await self._start()
         except EvaluationFailure as error:
+            if error.reason == "build" and evaluation.details.request.is_restricted:
+                error = attrs.evolve(error, extra_members={})  # it may quote secret files
             await end_evaluation(evaluation, error)
         except CancelledError:
             await end_evaluation(evaluation, evaluation.stop_reason)
@@ -469,7 +469,7 @@ def restore_events(evaluation: Evaluation) -> None:
             stdout.drop_parser()
         except (StdoutChanged, OSError, ValueError) as error:
             # Otherwise the failure says already that events are lost.
-            is_lost = event_log.end_cursor + bool(details.failure_event) < details.end_cursor
+            is_lost = event_log.end_cursor + evaluation.failure_batch.count < details.end_cursor
             if is_lost:
                 words = "{evaluation}: events are lost: {error!r}"
                 log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
@@ -487,7 +487,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
     Raises: OSError; StdoutChanged.
     """
     details = evaluation.details
-    final = EventBatch(1, details.failure_event) if details.failure_event else EMPTY_BATCH
+    final = evaluation.failure_batch
     time_ms = int(details.state_times["ended"] * 1000)
     if evaluation.events.stdout is None:
         ring = EventRing()

@@ -265,7 +265,7 @@ class FormReceiver:
         except OSError as error:
             raise report_storage_error(error) from None
         return ReceivedForm(
-            attrs.evolve(request, build=preset.build),
+            attrs.evolve(request, build=preset.build, is_restricted=preset.is_restricted),
             self._files.directory,
             self.key,
             self.compute_digest(),
@@ -436,7 +436,7 @@ class FormReceivers:
             submissions,
             caller,
             target,
-            attrs.evolve(preset, permits_callback=request.permitted_problems is None),
+            attrs.evolve(preset, is_restricted=request.permitted_problems is not None),
             use_kept,
             refusal,
         )

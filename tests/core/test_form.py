@@ -86,9 +86,7 @@ class PresetTests(SynchronousTestCase):
         self.assertEqual(error.extra_members, {"field": "submission[b]"})
 
     def test_preset_can_refuse_the_callback_and_nothing_else(self) -> None:
-        preset = FormPreset(
-            permitted_text_fields=PERMITTED_PROBLEM_FORM_FIELDS, permits_callback=False
-        )
+        preset = FormPreset(permitted_text_fields=PERMITTED_PROBLEM_FORM_FIELDS, is_restricted=True)
         preset.check_text_field("metadata[x]")
         error = self.assertRaises(InvalidField, preset.check_text_field, "callback_url")
         self.assertIn("restricted to problems", error.detail)

@@ -16,6 +16,7 @@ from tawebeval.config import (
     EnvironmentSettings,
     LimitSettings,
     ProblemSettings,
+    SandboxSettings,
     SlurmJobSettings,
 )
 from tawebeval.core.evaluations import Checkout, Commit
@@ -124,6 +125,16 @@ class BuildTests(EvaluationTestCase):
         self.world.turn()
         self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
         self.assertEqual(repositories.users, 0)
+
+    def test_key_of_a_build_is_that_of_its_sandbox(self) -> None:
+        self.renew()
+        checkout = Checkout(Commit(OID, TREE), self.tree, lambda: None)
+        context, keys = self.evaluation.context, set()
+        auto = SandboxSettings()
+        for sandbox in (auto, SandboxSettings("none"), SandboxSettings(readable=("/a",))):
+            context.configuration = msgspec.structs.replace(context.configuration, sandbox=sandbox)
+            keys.add(plan_build(self.evaluation, checkout).key)
+        self.assertEqual(len(keys), 3)
 
     def test_build_cancelled_before_it_is_started_leaves_no_directory(self) -> None:
         threads = self.world.threads = SlowThreads()

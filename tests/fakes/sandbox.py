@@ -98,6 +98,9 @@ class FakeSandboxedRun:
     def __attrs_post_init__(self) -> None:
         self.run_limits = FakeRunLimits(self.limits)
 
+    def prepare_build(self) -> None:
+        pass
+
     @property
     def child(self) -> Any:
         return self.run_limits.first_process

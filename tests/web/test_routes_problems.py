@@ -222,6 +222,20 @@ class TokenTests(CallerTestCase):
         self.assertIn("restricted to problems", answer["detail"])
         self.submit("one", 200, url, caller="alice")
 
+    def test_output_of_a_failed_build_is_for_callers_who_may_run_commands(self) -> None:
+        problem = ProblemSettings(URL, "./run", commit=OID, build="make")
+        self.service.registry.context.configuration = Configuration(problems={"one": problem})
+        for caller in ("alice", "student"):
+            place = self.submit("one", 200, caller=caller).headers["location"]
+            self.child.complain(b"secret.cpp:1: error")
+            self.child.end(3)
+            self.service.world.turn()
+            (event,) = self.call("GET", f"{place}/events", 200, caller).json()["data"]
+            error = event["payload"]
+            self.assertEqual(error["message"], "the build failed: it exited with status 3")
+            shown = {"alice": "secret.cpp:1: error", "student": None}[caller]
+            self.assertEqual(error.get("stderr"), shown)
+
     def test_no_spelling_of_path_or_method_runs_a_command_of_the_form(self) -> None:
         for path in (
             *("/evaluate", "//evaluate", "/evaluate/", "/./evaluate", "/%65valuate"),
