@@ -594,7 +594,7 @@ def _judge_by_status(result: segi.Result) -> segi.Judgement:
 
 
 def _find_answer(case: Case, files: Iterable[Path]) -> Path | None:
-    """Return the file with the longest name that a case ends with: `1` or `easy_1` of easy/1."""
+    """Return the file with the longest stem that is the end of the name of the case."""
     found = [file for file in files if f"_{case.file_stem}".endswith(f"_{file.stem}")]
     return max(found, key=lambda file: len(file.stem), default=None)
 
