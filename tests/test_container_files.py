@@ -105,7 +105,7 @@ class ComposeTests(SynchronousTestCase):
         check = self.image["Healthcheck"]
         self.assertEqual(self.service["healthcheck"]["test"], check["Test"])
         self.assertIn(f"chown {self.user} tokens", self.text)
-        self.assertIn(f"tawebeval:{__version__} token new", self.text)
+        self.assertIn(f"tawebeval:{__version__} token add", self.text)
 
     def test_health_check_runs_nothing_that_the_user_can_change(self) -> None:
         program, isolated = self.image["Healthcheck"]["Test"][1:3]

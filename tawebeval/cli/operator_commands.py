@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,27 +158,119 @@ def token() -> None:
     """Manage the tokens of callers.
 
     \b
-    1. Run `tawebeval token new alice`.
-    2. Add the line that it prints to the file of tokens: /etc/tawebeval/tokens, which the systemd
-       unit loads, or the file that the configuration names:
+    1. Run `tawebeval token add alice`. It writes a hash of the token to the file of tokens:
+       /etc/tawebeval/tokens, which the systemd unit loads, or --file FILE for a file that the
+       configuration names:
          [callers]
-         tokens = "/etc/tawebeval/tokens"
-    3. Run `systemctl restart tawebeval` if the unit loads the file. If the configuration names
+         tokens = "FILE"
+    2. Run `systemctl restart tawebeval` if the unit loads the file. If the configuration names
        it, run `systemctl reload tawebeval` or send SIGHUP.
-    4. Give the token to alice. Her client sends it with each request:
+    3. Give the token to alice. Her client sends it with each request:
          curl -H "Authorization: Bearer TOKEN" ...
 
-    To revoke a token, remove its line and repeat step 3. A caller may have several lines: to
-    replace a token, add the new line first and remove the old one later.
+    A caller may have several tokens. To replace a token, add the new one first, and revoke the old
+    one later, by its hash.
     """  # noqa: D301  (\b keeps click from filling the lines)
+
+
+_FILE_OPTION = click.option(
+    "--file",
+    "-f",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="/etc/tawebeval/tokens",
+    show_default=True,
+    help="The file of tokens.",
+)
+_RELOAD_HINT = "for the daemon: `systemctl restart tawebeval`, or reload if callers.tokens names it"
+
+
+def _edit_token_file(path: Path, edit: Callable[[str], str]) -> None:
+    """Replace the text of the file by the result of `edit`; a new file is the owner's alone.
+
+    Commands that edit files of one directory take turns, and readers find the old or the new text.
+    The file keeps its mode and owner. Raises: ConfigurationError, OSError.
+    """
+    import fcntl
+
+    real = Path(os.path.realpath(path))
+    new = real.with_name(f".{real.name}.new")
+    folder = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        text = _read_token_file(real) if real.exists() else ""
+        edited = edit(text)
+        new.unlink(missing_ok=True)  # of a command that was killed
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(new, flags, 0o600), "w", encoding="utf-8", newline="") as file:
+            if real.exists():
+                found = real.stat()
+                if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(file.fileno(), found.st_uid, found.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
+            file.write(edited)
+            file.flush()
+            os.fsync(file.fileno())
+        if text != (_read_token_file(real) if real.exists() else ""):
+            raise ConfigurationError("another program has changed the file", "try again")
+        new.replace(real)
+        os.fsync(folder)
+    finally:
+        new.unlink(missing_ok=True)
+        os.close(folder)
+
+
+def _read_token_file(path: Path) -> str:
+    """Return the text of the file. Raises: ConfigurationError, OSError."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ConfigurationError("is not UTF-8") from None
+
+
+@contextmanager
+def _report_file_errors(path: Path) -> Iterator[None]:
+    """Exit with a message and the status 2 if the file of tokens cannot be used."""
+    try:
+        yield
+    except (ConfigurationError, OSError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        click.echo(f"tawebeval: {path}: {said}", err=True)
+        raise SystemExit(2) from None
 
 
 @token.command()
 @click.argument("name")
+@_FILE_OPTION
+@click.option(
+    "--group",
+    metavar="GROUP",
+    help="Make NAME a member of GROUP, whose supervisors see NAME's evaluations.",
+)
+@click.option(
+    "--supervise",
+    "supervised_groups",
+    metavar="GROUP",
+    multiple=True,
+    help="Permit to read, cancel, share and rerun the evaluations of the members of GROUP, and to"
+    " submit at any time; may be repeated.",
+)
+@click.option(
+    "--problem",
+    "problems",
+    metavar="PROBLEM",
+    multiple=True,
+    help="Permit submissions for this problem of the configuration only; may be repeated.",
+)
 @click.option(
     "--read",
     is_flag=True,
     help="Permit only to read what NAME submits with another token; this discards no events.",
+)
+@click.option(
+    "--shared",
+    is_flag=True,
+    help="Do not let this token list evaluations: many people use it, such as on a web page.",
 )
 @click.option(
     "--rate",
@@ -183,43 +278,77 @@ def token() -> None:
     type=click.IntRange(1, 999_999),
     help="Limit the token to N requests per minute of its own.",
 )
-@click.option(
-    "--problem",
-    "problems",
-    metavar="NAME",
-    multiple=True,
-    help="Permit submissions for this problem of the configuration only; may be repeated.",
-)
-def new(name: str, read: bool, rate: int | None, problems: tuple[str, ...]) -> None:
-    """Make a token for the caller NAME.
+def add(name: str, path: Path, read: bool, shared: bool, rate: int | None, **options: Any) -> None:
+    """Make a token for the caller NAME, and add its hash to the file of tokens.
 
-    The token is printed once and not stored: the file of tokens has only its hash. NAME has up to
-    64 of the characters A-Z a-z 0-9 . _ @ - and identifies the caller. No other caller can see the
-    evaluations of NAME: a token for somebody who only looks has the NAME of the caller that
-    submits, and --read.
-    """
+    The token is printed once and not stored. NAME has up to 64 of the characters A-Z a-z 0-9 . _ @
+    - and identifies the caller. Only supervisors of its group can see the evaluations of NAME: a
+    token for somebody else who only looks has the same NAME, and --read.
+
+    \b
+      tawebeval token add teacher --supervise algo1
+      tawebeval token add ann --group algo1 --problem inversions --problem word_count
+    """  # noqa: D301
     # Imported late: other commands do without hashlib.
-    from tawebeval.core.tokens import generate_token
+    from tawebeval.core.tokens import generate_token, parse_tokens
 
     try:
         made, line = generate_token(
             name,
             os.urandom,
             is_read_only=read,
+            is_shared=shared,
             requests_per_minute=rate,
-            problems=problems,
+            **options,
         )
     except ConfigurationError as error:
-        raise click.BadParameter(str(error), param_hint="NAME") from None
-    click.echo(f"the token of {name}, which is not stored anywhere:", err=True)
+        raise click.UsageError(str(error)) from None
+
+    def append(text: str) -> str:
+        edited = "".join((text, "\n" if text and not text.endswith("\n") else "", line, "\n"))
+        parse_tokens(edited)  # or the daemon would refuse it
+        return edited
+
+    with _report_file_errors(path):
+        _edit_token_file(path, append)
+    click.echo(f"added to {path}; {_RELOAD_HINT}", err=True)
+    click.echo("the token, which is not stored anywhere:", err=True)
     click.echo(made)
-    click.echo(f"the line for the daemon's file of tokens (callers.tokens):\n{line}", err=True)
-    if read:
-        click.echo(
-            f"the token only reads, and only the evaluations that {name} submits with another"
-            " token",
-            err=True,
-        )
+
+
+@token.command("list")
+@_FILE_OPTION
+def list_tokens(path: Path) -> None:
+    """List the tokens of the file: NAME, beginning of the SHA-256, and what the token permits."""
+    from tawebeval.core.tokens import parse_tokens
+
+    with _report_file_errors(path):
+        found = parse_tokens(_read_token_file(path))
+    for one in found.tokens:
+        name, _, *words = one.line.split(" ")
+        click.echo(f"{name:<24} {one.digest.hex()[:12]} {' '.join(words)}".rstrip())
+
+
+@token.command()
+@click.argument("name")
+@click.option(
+    "--hash",
+    "digest_prefix",
+    metavar="HEX",
+    default="",
+    help="Revoke only the token whose hash begins so (`tawebeval token list`).",
+)
+@_FILE_OPTION
+def revoke(name: str, digest_prefix: str, path: Path) -> None:
+    """Remove all tokens of the caller NAME from the file of tokens.
+
+    They work until the daemon reads the file again, which then ends their requests and streams.
+    """
+    from tawebeval.core.tokens import remove_tokens
+
+    with _report_file_errors(path):
+        _edit_token_file(path, lambda text: remove_tokens(text, name, digest_prefix.lower()))
+    click.echo(f"revoked in {path}; {_RELOAD_HINT}", err=True)
 
 
 @click.group()

@@ -29,7 +29,7 @@ import re
 from base64 import b32decode, b32encode
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from operator import attrgetter
 from pathlib import Path
@@ -87,12 +87,19 @@ class IdentifierIssuer:
 
     def is_issued(self, identifier: str, caller: str = "") -> bool:
         """Return whether this daemon issued `identifier` to the caller."""
+        return self.find_caller(identifier, (caller,)) is not None
+
+    def find_caller(self, identifier: str, callers: Iterable[str]) -> str | None:
+        """Return to which of `callers` this daemon issued `identifier`; 2 µs for each of them."""
         own = identifier.removeprefix(self._prefix)
         if len(own) + len(self._prefix) != len(identifier) or not _FORM.fullmatch(own):
-            return False
+            return None
         decoded = b32decode(own.upper())
         drawn, mac = decoded[:_RANDOM], decoded[_RANDOM:]
-        return hmac.compare_digest(mac, self._mac(drawn, caller))
+        for caller in callers:
+            if hmac.compare_digest(mac, self._mac(drawn, caller)):
+                return caller
+        return None
 
     def _mac(self, drawn: bytes, caller: str) -> bytes:
         # The random bytes have a fixed length, so two different messages never have the same bytes.

@@ -1,9 +1,13 @@
 """Tokens of callers, and links to one evaluation.
 
-A line of the file is `CALLER_NAME sha256:HEX [read] [rate=N] [problems=NAME,...]`: a caller's name,
-the SHA-256 of its token, and what restricts the token. A fast hash is right here: slow, salted
-hashes protect passwords that people choose. A token has 256 random bits and cannot be guessed, and
-a slow hash would have to be computed for every request.
+A line of the file is `CALLER_NAME sha256:HEX [read] [shared] [rate=N] [group=NAME]
+[supervises=NAME,...] [problems=NAME,...]`: a caller's name, the SHA-256 of its token, and what the
+token permits. A fast hash is right here: slow, salted hashes protect passwords that people choose.
+A token has 256 random bits and cannot be guessed, and a slow hash would have to be computed for
+every request.
+
+A caller is a member of the groups of its tokens. A token that supervises a group also permits to
+read, cancel, share and rerun the evaluations of the group's members.
 
 A link is a signed capability to read one evaluation: the time at which it expires and a MAC under
 the daemon's key. The MAC also covers the evaluation's identifier and its generation: random bytes
@@ -15,8 +19,9 @@ from __future__ import annotations
 import hmac
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from hashlib import sha256
+from typing import Any
 
 import attrs
 
@@ -28,12 +33,18 @@ ANONYMOUS_CALLER = ""
 
 TOKEN_BYTES = 32
 
+MAX_SUPERVISED_CALLERS = 1000
+"""Callers that a token may supervise: to find the owner of an identifier takes 2 µs for each."""
+
 _PREFIX = "tawebeval_"  # shows the purpose of a token that somebody finds
 CALLER_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_NAME = CALLER_NAME_PATTERN.pattern  # also of a group
 _LINE = re.compile(
-    rf"({CALLER_NAME_PATTERN.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})"
-    r"(?:[ \t]+(read))?(?:[ \t]+rate=([1-9][0-9]{0,5}))?"
-    rf"(?:[ \t]+problems=({PROBLEM_NAME_PATTERN}(?:,{PROBLEM_NAME_PATTERN})*))?"
+    rf"(?P<caller>{_NAME})[ \t]+sha256:(?P<digest>[0-9A-Fa-f]{{64}})"
+    r"(?P<read>[ \t]+read)?(?P<shared>[ \t]+shared)?(?:[ \t]+rate=(?P<rate>[1-9][0-9]{0,5}))?"
+    rf"(?:[ \t]+group=(?P<group>{_NAME}))?"
+    rf"(?:[ \t]+supervises=(?P<supervises>{_NAME}(?:,{_NAME})*))?"
+    rf"(?:[ \t]+problems=(?P<problems>{PROBLEM_NAME_PATTERN}(?:,{PROBLEM_NAME_PATTERN})*))?"
 )
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 
@@ -44,7 +55,7 @@ class Token:
 
     `requests_per_minute` is its own limit of requests; None: it shares that of its caller.
     `permitted_problems` are the names of the only problems that it may submit for; None: it is not
-    restricted to problems.
+    restricted to problems. Many people use a token that `is_shared`: it lists no evaluations.
     """
 
     digest: bytes = attrs.field(repr=False)
@@ -52,18 +63,69 @@ class Token:
     is_read_only: bool = False
     requests_per_minute: int | None = None
     permitted_problems: frozenset[str] | None = None
+    is_shared: bool = False
+    group: str | None = None
+    supervised_groups: frozenset[str] = frozenset()
+
+    @property
+    def line(self) -> str:
+        """The line of the file."""
+        words = [self.caller, f"sha256:{self.digest.hex()}"]
+        words += ["read"] * self.is_read_only + ["shared"] * self.is_shared
+        words += [f"rate={self.requests_per_minute}"] if self.requests_per_minute else []
+        words += [f"group={self.group}"] if self.group else []
+        for key, names in (
+            ("supervises", self.supervised_groups),
+            ("problems", self.permitted_problems),
+        ):
+            words += [f"{key}={','.join(sorted(names))}"] if names else []
+        return " ".join(words)
+
+
+ANONYMOUS_TOKEN = Token(b"", ANONYMOUS_CALLER)
+"""The token of requests without one."""
 
 
 @attrs.frozen
 class TokenHashes:
     """The tokens of a file."""
 
-    _tokens: Sequence[Token] = attrs.field(repr=False)
+    tokens: Sequence[Token] = attrs.field(repr=False)
+    _known: Set[Token] = attrs.field(init=False, repr=False)
+    # Names of callers by those of groups; under None those of all callers.
+    _members: Mapping[str | None, Set[str]] = attrs.field(init=False, repr=False)
+
+    @_known.default
+    def _collect_tokens(self) -> Set[Token]:
+        return frozenset(self.tokens)
+
+    @_members.default
+    def _collect_members(self) -> Mapping[str | None, Set[str]]:
+        members: dict[str | None, set[str]] = {None: set()}
+        for token in self.tokens:
+            members[None].add(token.caller)
+            if token.group is not None:
+                members.setdefault(token.group, set()).add(token.caller)
+        return members
 
     @property
     def caller_names(self) -> Set[str]:
         """The names of the callers."""
-        return {token.caller for token in self._tokens}
+        return self._members[None]
+
+    def find_members(self, token: Token) -> dict[str, Set[str]]:
+        """Return the names of the members of each group that a token supervises."""
+        return {name: self._members.get(name, frozenset()) for name in token.supervised_groups}
+
+    def find_permitted_callers(self, token: Token) -> Set[str]:
+        """Return the names of the callers whose evaluations a token permits."""
+        return frozenset((token.caller,)).union(*self.find_members(token).values())
+
+    def permits(self, token: Token, owner: str) -> bool:
+        """Return whether a token is in the file as it was, and permits evaluations of `owner`."""
+        return token in self._known and (
+            owner == token.caller or owner in self.find_permitted_callers(token)
+        )
 
     def find_token(self, authorization: Sequence[bytes]) -> Token:
         """Return the token of a request; `authorization` has the values of these headers.
@@ -78,7 +140,7 @@ class TokenHashes:
                 "malformed header Authorization; send one `Authorization: Bearer TOKEN`"
             )
         digest = sha256(bearer[1]).digest()
-        found = [one for one in self._tokens if hmac.compare_digest(one.digest, digest)]
+        found = [one for one in self.tokens if hmac.compare_digest(one.digest, digest)]
         if not found:
             raise Unauthorized("unknown or removed token; ask the operator for a new one")
         return found[0]
@@ -100,55 +162,107 @@ def parse_tokens(text: str) -> TokenHashes:
     """
     tokens: dict[bytes, Token] = {}
     for number, line in read_uncommented_lines(text):
-        found = _LINE.fullmatch(line)
-        if found is None:
+        token = _parse_line(line)
+        if token is None:
             raise ConfigurationError(
-                f"line {number}: expected NAME sha256:HEX [read] [rate=N] [problems=NAME,...], as"
-                " `tawebeval token new NAME` prints it"
+                f"line {number}: expected NAME sha256:HEX [read] [shared] [rate=N] [group=NAME]"
+                " [supervises=NAME,...] [problems=NAME,...], as `tawebeval token add NAME` writes"
+                " it"
             )
-        digest = bytes.fromhex(found[2])
-        if digest in tokens:
+        if token.digest in tokens:
             raise ConfigurationError(
                 f"line {number}: the token repeats that of an earlier line; remove one of them"
             )
-        rate = int(found[4]) if found[4] else None
-        problems = frozenset(found[5].split(",")) if found[5] else None
-        tokens[digest] = Token(digest, found[1], found[3] is not None, rate, problems)
+        tokens[token.digest] = token
     if not tokens:
-        raise ConfigurationError("the file has no token; add one with `tawebeval token new NAME`")
-    return TokenHashes(tuple(tokens.values()))
+        raise ConfigurationError("the file has no token; add one with `tawebeval token add NAME`")
+    found = TokenHashes(tuple(tokens.values()))
+    for token in found.tokens:
+        count = len(found.find_permitted_callers(token))
+        if count > MAX_SUPERVISED_CALLERS:
+            raise ConfigurationError(
+                f"{token.caller} supervises {count} callers; the limit is {MAX_SUPERVISED_CALLERS};"
+                " divide the group"
+            )
+    return found
+
+
+def _parse_line(line: str) -> Token | None:
+    found = _LINE.fullmatch(line)
+    if found is None:
+        return None
+    groups, problems = found["supervises"], found["problems"]
+    return Token(
+        bytes.fromhex(found["digest"]),
+        found["caller"],
+        is_read_only=found["read"] is not None,
+        requests_per_minute=int(found["rate"]) if found["rate"] else None,
+        permitted_problems=frozenset(problems.split(",")) if problems else None,
+        is_shared=found["shared"] is not None,
+        group=found["group"],
+        supervised_groups=frozenset(groups.split(",")) if groups else frozenset(),
+    )
+
+
+def remove_tokens(text: str, caller: str, digest_prefix: str) -> str:
+    """Return the text of a file without the tokens of a caller; other lines stay as they are.
+
+    Only tokens go whose SHA-256 begins with the hexadecimal digits `digest_prefix`. Raises:
+    ConfigurationError, if the file has no such token, or no other.
+    """
+    kept = []
+    for line in text.split("\n"):
+        token = _parse_line(line.strip())
+        if not (token and token.caller == caller and token.digest.hex().startswith(digest_prefix)):
+            kept.append(line)
+    remaining = "\n".join(kept)
+    if remaining == text:
+        raise ConfigurationError(
+            f"no such token of {caller!r}", "list the tokens with `tawebeval token list`"
+        )
+    if not any(True for _ in read_uncommented_lines(remaining)):
+        raise ConfigurationError(
+            "this would remove the last token, and the daemon does not read a file without one",
+            "add another token first; to lock out all callers, stop the daemon",
+        )
+    return remaining
 
 
 def generate_token(
     caller: str,
     random: Callable[[int], bytes],
     *,
-    is_read_only: bool = False,
-    requests_per_minute: int | None = None,
-    problems: Sequence[str] = (),
+    group: str | None = None,
+    supervised_groups: Collection[str] = (),
+    problems: Collection[str] = (),
+    **restrictions: Any,
 ) -> tuple[str, str]:
     """Return a new token, and the line of the file that makes it a token of `caller`.
 
     `random(n)` returns n random bytes; for the others see `Token`; no `problems` do not restrict
     the token. Raises ConfigurationError for an invalid name.
     """
-    if not CALLER_NAME_PATTERN.fullmatch(caller):
-        raise ConfigurationError(
-            f"{caller[:80]!r} cannot be a caller's name; allowed: 1 to 64 of the characters A-Z a-z"
-            " 0-9 . _ @ -, the first a letter or digit"
-        )
-    for problem in problems:
-        if not re.fullmatch(PROBLEM_NAME_PATTERN, problem):
+    callers_and_groups = (caller, *([] if group is None else [group]), *supervised_groups)
+    for name, pattern, kind, allowed in (
+        *((one, _NAME, "caller or group", "A-Z a-z 0-9 . _ @ -") for one in callers_and_groups),
+        *((one, PROBLEM_NAME_PATTERN, "problem", "a-z 0-9 _ . -") for one in problems),
+    ):
+        if not re.fullmatch(pattern, name):
             raise ConfigurationError(
-                f"{problem[:80]!r} cannot be a problem's name; allowed: 1 to 64 of the characters"
-                " a-z 0-9 _ . -, the first a letter or digit"
+                f"{name[:80]!r} cannot be the name of a {kind}; allowed: 1 to 64 of the characters"
+                f" {allowed}, the first a letter or digit"
             )
     drawn = urlsafe_b64encode(random(TOKEN_BYTES)).decode().rstrip("=")
     token = _PREFIX + drawn
-    line = f"{caller} sha256:{sha256(token.encode()).hexdigest()}"
-    line += " read" if is_read_only else ""
-    line += f" rate={requests_per_minute}" if requests_per_minute else ""
-    return token, line + (f" problems={','.join(problems)}" if problems else "")
+    made = Token(
+        sha256(token.encode()).digest(),
+        caller,
+        permitted_problems=frozenset(problems) or None,
+        group=group,
+        supervised_groups=frozenset(supervised_groups),
+        **restrictions,
+    )
+    return token, made.line
 
 
 LINK_GENERATION_BYTES = 8

@@ -744,6 +744,7 @@ def build_daemon(
     )
     application = build_application(base, registry, authentication, health_and_metrics)
     site = ApiSite(application, configuration.http, reactor)
+    authentication.on_reload.append(partial(site.abort_requests, application.is_still_permitted))
 
     startup = StartupChecks(directories, cgroups, base.sandbox, threads.pools, inherited)
     evaluations = EvaluationService(

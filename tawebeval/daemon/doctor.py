@@ -381,7 +381,7 @@ def _find_proxy_problems(daemon: ExaminedDaemon) -> Iterator[SetupProblem]:
     with suppress(ConfigurationError):  # the component "callers" reports it
         if find_token_file(callers, daemon.environment) is None and not callers.open:
             what = "no tokens (callers.tokens): all clients of the proxy may run programs"
-            yield SetupProblem(what, "run `tawebeval token new NAME`, and set callers.tokens")
+            yield SetupProblem(what, "run `tawebeval token add NAME`, and set callers.tokens")
 
 
 def _check_tokens(daemon: ExaminedDaemon) -> Iterator[str]:

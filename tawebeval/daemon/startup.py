@@ -431,12 +431,12 @@ def find_exposed_endpoints(configuration: Configuration) -> Iterator[SetupProble
     if configuration.callers.open:
         yield SetupProblem(
             "no tokens, and callers.open is true: everybody who can connect may run programs here",
-            "run `tawebeval token new NAME`, set callers.tokens, and remove callers.open",
+            "run `tawebeval token add NAME`, set callers.tokens, and remove callers.open",
         )
         return
     for endpoint in find_endpoints_of_unknown_exposure(configuration.listen):
         yield SetupProblem(
             f"no tokens (callers.tokens): everybody who reaches the socket of {endpoint} may run"
             " programs here",
-            "run `tawebeval token new NAME`, and set callers.tokens",
+            "run `tawebeval token add NAME`, and set callers.tokens",
         )

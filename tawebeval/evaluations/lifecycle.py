@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -459,6 +459,13 @@ class EvaluationIndex:
             else:
                 self.note_observer_request(evaluation)
         return evaluation
+
+    def find_owner(self, identifier: str, callers: Collection[str]) -> str | None:
+        """Return which of `callers` owns an evaluation, also a forgotten one; None for none."""
+        evaluation = self._by_identifier.get(identifier)
+        if evaluation is None:
+            return self._identities.find_caller(identifier, callers)
+        return evaluation.details.caller if evaluation.details.caller in callers else None
 
     def find_by_idempotency_key(self, key: str | None, caller: str) -> Evaluation | None:
         """Return the caller's evaluation with an `Idempotency-Key`, if there is one."""

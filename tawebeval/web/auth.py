@@ -12,7 +12,7 @@ origins of requests are checked.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -26,6 +26,7 @@ from tawebeval.config import CallerSettings, MetricsSettings
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import (
     ANONYMOUS_CALLER,
+    ANONYMOUS_TOKEN,
     LINK_GENERATION_BYTES,
     LinkSigner,
     Token,
@@ -47,8 +48,6 @@ from tawebeval.web.server.messages import Query, get_header, get_query_number
 
 if TYPE_CHECKING:  # or `tawebeval try` imports the web server
     from tawebeval.web.server.channel import ApiRequest
-
-ANONYMOUS_TOKEN = Token(b"", ANONYMOUS_CALLER)
 
 _CREDENTIAL = "tokens"
 _METRICS_CREDENTIAL = "metrics-tokens"
@@ -105,14 +104,14 @@ class RateLimit:
 class Authentication:
     """Authentication by the token file `token_file`; None = anybody may call.
 
-    `file_setting` names the file in messages. `on_reload()` is called when a reload has read it
-    again.
+    `file_setting` names the file in messages. When a reload has read the file again, each of
+    `on_reload` is called.
     """
 
     rate_limit: RateLimit
     token_file: Path | None = None
     file_setting: str = "callers.tokens"
-    on_reload: Callable[[], object] = attrs.field(default=lambda: None, init=False)
+    on_reload: list[Callable[[], object]] = attrs.field(factory=list, init=False)
     _tokens: TokenHashes | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -128,7 +127,7 @@ class Authentication:
     def authenticate_token(self, authorization: Sequence[bytes], method: bytes = b"GET") -> Token:
         """Return the token in the headers `Authorization`, and count the request.
 
-        The token is that of ANONYMOUS_CALLER if anybody may call. `check_problem_access` decides
+        The token is that of ANONYMOUS_CALLER if anybody may call. `check_token_access` decides
         which routes a token for some problems permits. Raises: Unauthorized, CallerQuotaExceeded;
         AccessDenied if the token does not permit the method.
         """
@@ -141,6 +140,21 @@ class Authentication:
                 "a token of kind `read` cannot submit or cancel; use another token of the caller"
             )
         return token
+
+    def find_members(self, token: Token) -> dict[str, list[str]]:
+        """Return the members of each group that a token supervises, by the group's name."""
+        groups = {} if self._tokens is None else self._tokens.find_members(token)
+        return {name: sorted(members) for name, members in sorted(groups.items())}
+
+    def find_permitted_callers(self, token: Token) -> Set[str]:
+        """Return the names of the callers whose evaluations a token permits, its own first."""
+        if self._tokens is None or not token.supervised_groups:
+            return frozenset((token.caller,))
+        return self._tokens.find_permitted_callers(token)
+
+    def is_permitted(self, token: Token, owner: str) -> bool:
+        """Return whether a token is still valid as it was, and permits evaluations of `owner`."""
+        return self._tokens is None or self._tokens.permits(token, owner)
 
     def has_caller(self, name: str) -> bool:
         """Return whether the caller has a token; without tokens only ANONYMOUS_CALLER exists."""
@@ -160,7 +174,8 @@ class Authentication:
 
     def _take(self, tokens: TokenHashes) -> None:
         self._tokens = tokens
-        self.on_reload()
+        for callback in self.on_reload:
+            callback()
 
     def _read(self, source: Path) -> TokenHashes:
         try:
@@ -203,6 +218,7 @@ RERUN_ROUTE = "/evaluation/<identifier>/rerun"
 EVENTS_ROUTE = "/evaluation/<identifier>/events"
 STATUS_ROUTE = "/evaluation/<identifier>"
 SUBMISSION_ROUTE = "/evaluation/<identifier>/submission"
+LIST_ROUTE = "/evaluations"
 LINKS_ROUTE = "/evaluation/<identifier>/links"
 
 _PROBLEM_TOKEN_ROUTES = frozenset(
@@ -218,6 +234,8 @@ _PROBLEM_TOKEN_ROUTES = frozenset(
         ("POST", LINKS_ROUTE),
         ("DELETE", LINKS_ROUTE),
         ("GET", "/evaluation_events"),
+        ("GET", "/whoami"),
+        ("GET", LIST_ROUTE),
     }
 )
 
@@ -233,21 +251,28 @@ def check_link_access(method: str, route: str) -> None:
         )
 
 
-def check_problem_access(
-    problems: Collection[str], method: str, route: str, parameters: Mapping[str, str]
+def check_token_access(
+    token: Token, method: str, route: str, parameters: Mapping[str, str]
 ) -> None:
-    """Raise AccessDenied if a token that is restricted to `problems` does not permit the request.
+    """Raise AccessDenied if a token that is shared or restricted does not permit the request.
 
-    `route` is the request's rule, `parameters` are the values of its parameters. Only the routes
-    listed here are permitted. The list of evaluations is not: browsers may share the token, and an
-    identifier gives access to the evaluation.
+    `route` is the request's rule, `parameters` are the values of its parameters. Of a token that is
+    restricted to problems only the routes listed here are permitted.
     """
+    if token.is_shared and route == LIST_ROUTE:
+        raise AccessDenied(
+            "many people share the token, so it lists no evaluations; an identifier gives access to"
+            " its evaluation"
+        )
+    problems = token.permitted_problems
+    if problems is None:
+        return
     known = ("GET" if method == "HEAD" else method, route)
     if known not in _PROBLEM_TOKEN_ROUTES:
         raise AccessDenied(
             "the token is restricted to problems: it permits GET /problems, GET /problems/NAME,"
-            " POST /problems/NAME/evaluate, and to read, share, cancel and rerun evaluations by"
-            " identifier; use another token"
+            " POST /problems/NAME/evaluate, GET /whoami, and to list, read, share, cancel and rerun"
+            " evaluations; use another token"
         )
     if route in (PROBLEM_ROUTE, EVALUATE_PROBLEM_ROUTE) and parameters["name"] not in problems:
         raise AccessDenied(
@@ -294,8 +319,8 @@ def find_endpoints_of_unknown_exposure(endpoints: Iterable[str]) -> list[str]:
         if is_local is False:
             raise ConfigurationError(
                 f"listen: other machines can reach {endpoint!r}, and without tokens any of them"
-                " could run programs here; set callers.tokens to a file of the lines that"
-                " `tawebeval token new NAME` prints, or listen on tcp:8080:interface=127.0.0.1, or"
+                " could run programs here; set callers.tokens to a file that"
+                " `tawebeval token add NAME` writes, or listen on tcp:8080:interface=127.0.0.1, or"
                 " set callers.open = true to admit everybody"
             )
         if is_local is None:
@@ -416,7 +441,7 @@ class EvaluationLinks:
         for linked in self.linked_evaluations.values():
             self.evaluations_share.take(1, linked.caller)
         self._rate = RateLimit(0, self._clock.seconds)
-        self._authentication.on_reload = self._cut_unknown_callers
+        self._authentication.on_reload.append(self._cut_unknown_callers)
 
     async def make_link(self, identifier: str, caller: str, lifetime: int) -> tuple[str, int]:
         """Return a new link of an evaluation, and its expiry in seconds since the epoch.

@@ -34,7 +34,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from tawebeval import __version__
 from tawebeval.config import Configuration
 from tawebeval.core.evaluations import IDENTIFIER_PATTERN, SHORT_DURATION_BOUNDS, Histogram
-from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tawebeval.core.tokens import ANONYMOUS_CALLER, ANONYMOUS_TOKEN
 from tawebeval.errors import (
     AccessDenied,
     EvaluationExpired,
@@ -51,6 +51,7 @@ from tawebeval.web.auth import (
     EVALUATE_PROBLEM_ROUTE,
     EVENTS_ROUTE,
     LINKS_ROUTE,
+    LIST_ROUTE,
     PROBLEM_ROUTE,
     RERUN_ROUTE,
     SAFE_METHODS,
@@ -62,7 +63,7 @@ from tawebeval.web.auth import (
     check_link_access,
     check_listing_access,
     check_origin,
-    check_problem_access,
+    check_token_access,
     find_link,
     parse_link_lifetime,
 )
@@ -380,7 +381,7 @@ def make_app(context: WebContext) -> Klein:
         listing = list_problems(
             context.configuration,
             get_query_argument(request.query, "after"),
-            request.permitted_problems,
+            request.token.permitted_problems,
         )
         add_next_link(request, "/problems", listing["end"])
         return prepare_json_response(request, listing)
@@ -390,6 +391,21 @@ def make_app(context: WebContext) -> Klein:
         if end is not None:
             target = f"{base_path}{path}?{urlencode({'after': end, **query})}"
             set_headers(request, {b"Link": f'<{target}>; rel="next"'.encode()})
+
+    @app.route("/whoami", methods=["GET"])
+    def whoami(request: ApiRequest) -> bytes:
+        """Return what the request's token permits."""
+        token = request.token
+        permitted = token.permitted_problems
+        document = {
+            "caller": token.caller or None,
+            "read_only": token.is_read_only,
+            "shared": token.is_shared,
+            "problems": None if permitted is None else sorted(permitted),
+            "group": token.group,
+            "supervises": context.authentication.find_members(token),
+        }
+        return prepare_json_response(request, document)
 
     @app.route(PROBLEM_ROUTE, methods=["GET"])
     def read_problem(request: ApiRequest, name: str) -> bytes:
@@ -407,7 +423,7 @@ def make_app(context: WebContext) -> Klein:
         """Return a page of events, or a stream."""
         return send_events(registry, context.stream_turns, request, identifier)
 
-    @app.route("/evaluations", methods=["GET"])
+    @app.route(LIST_ROUTE, methods=["GET"])
     async def evaluations(request: ApiRequest) -> bytes:
         """Return a page of the caller's evaluations."""
         if context.authentication.is_token_optional:
@@ -532,11 +548,27 @@ class KleinApplication(Resource):
             if request.method not in SAFE_METHODS and not callers.open:
                 check_origin(request.requestHeaders, callers.origins, WRITE_REFUSAL)
         token = authentication.authenticate_token(authorization, request.method)
-        if token.permitted_problems is not None:
-            check_problem_access(token.permitted_problems, *self._match_request(request))
-        request.permitted_problems = token.permitted_problems
-        request.is_read_only = token.is_read_only
-        return token.caller
+        request.token, request.is_read_only = token, token.is_read_only
+        if token.permitted_problems is None and not (token.is_shared or token.supervised_groups):
+            return token.caller
+        method, route, parameters = self._match_request(request)
+        check_token_access(token, method, route, parameters)
+        identifier = parameters.get("identifier")
+        if identifier is None or not token.supervised_groups:
+            return token.caller
+        permitted = authentication.find_permitted_callers(token)
+        owner = self.context.registry.records.find_owner(identifier, permitted) or token.caller
+        # A supervisor takes no events from a member.
+        request.is_read_only |= owner != token.caller
+        return owner
+
+    def is_still_permitted(self, request: ApiRequest) -> bool:
+        """Return whether a reload of the tokens has left the request what it reads."""
+        return (
+            request.uses_link
+            or request.token is ANONYMOUS_TOKEN
+            or self.context.authentication.is_permitted(request.token, request.caller)
+        )
 
     def _identify_link_reader(self, request: ApiRequest, link: str) -> str:
         """Count a request by a link; return the caller of the link's evaluation."""
@@ -580,7 +612,11 @@ class KleinApplication(Resource):
         )
         if request_log.is_enabled:
             path, client = decode_path(request.path), request.client_address
-            caller = f"link of {request.caller}" if request.uses_link else request.caller
+            caller = request.caller
+            if request.uses_link:
+                caller = f"link of {caller}"
+            elif request.token.caller != caller:
+                caller = f"{request.token.caller} for {caller}"
             size = request.sentLength
             request_log.write_line(client, method, path, status, caller, size, seconds)
 

@@ -285,6 +285,8 @@ class FormReceiver:
             preset_values=build_form_fields(request),
             problem=request.problem,
             build=request.build,
+            # Also if a supervisor runs it again, for its caller reads it.
+            is_restricted=self._preset.is_restricted or request.is_restricted,
         )
 
     def abandon(self) -> None:
@@ -436,7 +438,7 @@ class FormReceivers:
             submissions,
             caller,
             target,
-            attrs.evolve(preset, is_restricted=request.permitted_problems is not None),
+            attrs.evolve(preset, is_restricted=request.token.permitted_problems is not None),
             use_kept,
             refusal,
         )
@@ -456,7 +458,7 @@ class FormReceivers:
 
     def _make_rerun_preset(self, request: ApiRequest, identifier: str) -> FormPreset:
         """Return what is known of the form before the request of the evaluation is read."""
-        permitted = request.permitted_problems
+        permitted = request.token.permitted_problems
         fields = PERMITTED_RERUN_FORM_FIELDS if permitted is None else PERMITTED_PROBLEM_FORM_FIELDS
         try:
             evaluation = self._registry.find_ended_evaluation(identifier, request.caller)
@@ -475,7 +477,7 @@ class FormReceivers:
     ) -> AsyncIterator[KeptSubmission]:
         try:
             async with self._registry.open_kept_submission(identifier, request.caller) as kept:
-                _check_rerun_access(kept.request.problem, request.permitted_problems)
+                _check_rerun_access(kept.request.problem, request.token.permitted_problems)
                 yield kept
         except OSError as error:  # from a disk without room for archived files
             raise report_storage_error(error) from None

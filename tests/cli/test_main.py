@@ -19,8 +19,8 @@ from tests.cases.patience import PATIENCE
 class MainTests(SynchronousTestCase):
     def test_help_names_the_next_step_for_the_output_of_a_command(self) -> None:
         for command, words in (
-            ("token", ("tokens = ", "Bearer", "SIGHUP", "revoke a token")),
-            ("token new", ("once",)),
+            ("token", ("tokens = ", "Bearer", "SIGHUP", "revoke the old")),
+            ("token add", ("once",)),
             ("", ("tawebeval serve",)),
             ("serve", ("twistd",)),
         ):
@@ -44,7 +44,10 @@ class MainTests(SynchronousTestCase):
             ),
             (("evaluate", "--help"), ()),
             (("logout",), ()),
-            (("token", "new", "alice"), ("httpx", "tawebeval.client", "tawebeval.cli.runtime")),
+            (
+                ("token", "list", "--file", "/dev/null"),
+                ("httpx", "tawebeval.client", "tawebeval.cli.runtime"),
+            ),
         ):
             done = subprocess.run(
                 [sys.executable, "-c", program, *arguments],
@@ -65,7 +68,7 @@ class MainTests(SynchronousTestCase):
                 raise error
 
             self.patch(tokens, "generate_token", fail)
-            result = CliRunner().invoke(main, ["token", "new", "alice"])
+            result = CliRunner().invoke(main, ["token", "add", "alice"])
             self.assertEqual(result.exit_code, status)
             self.assertEqual("stdout: No space left on device\n" in result.stderr, status == 2)
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from twisted.scripts import twistd
 from twisted.scripts._twistd_unix import ServerOptions
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli import main
 from tawebeval.core.tokens import parse_tokens
-from tests.cases.documented import CONFIGURE, scripts
+from tests.cases.patience import PATIENCE
 
 
 class ServeTests(SynchronousTestCase):
@@ -36,59 +35,108 @@ class ServeTests(SynchronousTestCase):
 
 
 class TokenTests(SynchronousTestCase):
-    def test_token_is_on_stdout_and_its_line_for_the_file_on_stderr(self) -> None:
-        result = CliRunner().invoke(main, ["token", "new", "alice"])
-        self.assertEqual(result.exit_code, 0, result.output)
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+        self.folder.mkdir()
+        self.file = self.folder / "tokens"
+
+    def run_token(self, command: str, *arguments: str, status: int = 0) -> Result:
+        arguments = ("token", command, "--file", str(self.file), *arguments)
+        result = CliRunner().invoke(main, arguments)
+        self.assertEqual(result.exit_code, status, result.output)
+        self.assertEqual([path.name for path in self.folder.glob(".*")], [])
+        return result
+
+    def test_token_is_printed_once_and_the_new_file_is_for_its_owner_alone(self) -> None:
+        result = self.run_token("add", "alice")
         self.assertRegex(result.stdout, r"\Atawebeval_\S+\n\Z")
-        self.assertNotIn("tawebeval_", result.stderr)
         token = result.stdout.strip()
-        (line,) = re.findall(r"^alice sha256:\S+$", result.stderr, re.MULTILINE)
-        tokens = parse_tokens(line)
+        self.assertNotIn(token, result.stderr)
+        text = self.file.read_text()
+        self.assertNotIn(token, text)
+        tokens = parse_tokens(text)
         self.assertEqual(tokens.find_token([b"Bearer " + token.encode()]).caller, "alice")
+        self.assertEqual(self.file.stat().st_mode & 0o7777, 0o600)
 
-    def test_problem_option_restricts_the_token(self) -> None:
-        given = ["token", "new", "alice", "--problem", "a", "--problem", "b"]
-        result = CliRunner().invoke(main, given)
-        self.assertIn(" problems=a,b\n", result.stderr)
-        result = CliRunner().invoke(main, [*given, "--problem", "A"])
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("'A' cannot be a problem's name", result.output)
+    def test_options_restrict_the_token(self) -> None:
+        self.run_token("add", "bob", "--group", "g", "--problem", "b", "--problem", "a", "--read")
+        self.run_token("add", "t", "--supervise", "g", "--supervise", "h", "--rate", "9")
+        self.run_token("add", "site", "--shared")
+        bob, teacher, site = parse_tokens(self.file.read_text()).tokens
+        self.assertRegex(bob.line, r"^bob sha256:\S{64} read group=g problems=a,b$")
+        self.assertRegex(teacher.line, r"^t sha256:\S{64} rate=9 supervises=g,h$")
+        self.assertRegex(site.line, r"^site sha256:\S{64} shared$")
 
-    def test_token_that_only_reads_is_described(self) -> None:
-        result = CliRunner().invoke(main, ["token", "new", "alice", "--read"])
-        self.assertIn("only the evaluations that alice submits with another token", result.stderr)
+    def test_invalid_name_is_refused_with_the_rule_and_changes_nothing(self) -> None:
+        for arguments in (
+            ["a b"], ["a", "--group", "g h"], ["a", "--supervise", ""], ["a", "--problem", "A"],
+        ):  # fmt: skip
+            result = self.run_token("add", *arguments, status=2)
+            self.assertIn("1 to 64 of the characters", result.output)
+        self.assertFalse(self.file.exists())
 
-    def test_commands_of_docs_configure_write_both_files_of_tokens(self) -> None:
-        folder = Path(self.mktemp()).absolute()
-        folder.mkdir()
-        command = folder / "tawebeval"
+    def test_mode_comments_and_target_of_a_link_stay(self) -> None:
+        real = self.folder / "real"
+        real.write_text(f"# ours\nold sha256:{'0' * 64}")
+        real.chmod(0o640)
+        self.file.symlink_to(real)
+        self.run_token("add", "alice")
+        self.assertTrue(self.file.is_symlink())
+        lines = real.read_text().split("\n")
+        self.assertEqual(lines[:2], ["# ours", f"old sha256:{'0' * 64}"])
+        self.assertEqual([lines[2][:13], lines[3:]], ["alice sha256:", [""]])
+        self.assertEqual(real.stat().st_mode & 0o7777, 0o640)
+
+    def test_list_tells_what_each_token_permits_and_no_whole_hash(self) -> None:
+        self.file.write_text(f"a sha256:{'ab' * 32} group=g problems=x\nb sha256:{'CD' * 32}\n")
+        shown = self.run_token("list").stdout.splitlines()
+        self.assertEqual([line.split() for line in shown], [
+            ["a", "abababababab", "group=g", "problems=x"], ["b", "cdcdcdcdcdcd"],
+        ])  # fmt: skip
+
+    def test_revoke_removes_all_tokens_of_a_caller_or_the_one_of_a_hash(self) -> None:
+        one, two, other = (f"{name} sha256:{digit * 64}" for name, digit in ("a1", "a2", "b3"))
+        self.file.write_text(f"# first\n{one}\n\n{two}\n{other}\n")
+        self.run_token("revoke", "a", "--hash", "2" * 12)
+        self.assertEqual(self.file.read_text(), f"# first\n{one}\n\n{other}\n")
+        self.run_token("revoke", "a", "--hash", "3", status=2)
+        self.run_token("revoke", "c", status=2)
+        self.run_token("revoke", "a")
+        self.assertEqual(self.file.read_text(), f"# first\n\n{other}\n")
+
+    def test_last_token_stays_for_a_file_without_one_would_leave_the_old_tokens_valid(self) -> None:
+        self.file.write_text(f"a sha256:{'0' * 64}\n")
+        result = self.run_token("revoke", "a", status=2)
+        self.assertIn("the last token", result.stderr)
+        self.assertEqual(self.file.read_text(), f"a sha256:{'0' * 64}\n")
+
+    def test_file_that_the_daemon_would_refuse_is_not_changed(self) -> None:
+        for content in (b"not a line\n", b"\xff\n"):
+            self.file.write_bytes(content)
+            for command in (("add", "a"), ("list",), ("revoke", "a")):
+                result = self.run_token(*command, status=2)
+                self.assertIn(str(self.file), result.stderr)
+            self.assertEqual(self.file.read_bytes(), content)
+        self.file.unlink()
+        self.file.mkdir()
+        self.run_token("add", "a", status=2)
+
+    def test_tokens_that_are_added_at_the_same_time_are_all_in_the_file(self) -> None:
         program = "from tawebeval.cli import main; main()"
-        command.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{program}' \"$@\"\n")
-        command.chmod(0o755)
-        first, *_ = scripts(CONFIGURE, "Tokens")
-        script = first.replace("/etc/tawebeval/tokens", "tokens")
-        variables = {
-            "PATH": f"{folder}:{os.environ.get('PATH', os.defpath)}",
-            "PYTHONPATH": ":".join(sys.path),
-        }
-        shown = []
-        for arguments in ("alice", "bob --read", "a/b"):
-            done = subprocess.run(
-                ["sh", "-c", script.replace("new alice", f"new {arguments}")],
-                cwd=folder,
-                env=variables,
-                capture_output=True,
-                text=True,
-            )
-            shown.append(done.stdout + done.stderr)
-        self.assertEqual(shown[0], "")
-        self.assertTrue(shown[1].startswith("the token only reads"), shown[1])
-        self.assertIn("'a/b' cannot be a caller's name", shown[2])
-        lines = (folder / "tokens").read_text("ascii").splitlines()
-        self.assertEqual([line.split()[0] for line in lines], ["alice", "bob"])
+        arguments = [sys.executable, "-c", program, "token", "add", "--file", str(self.file)]
+        environment = {"PYTHONPATH": ":".join(sys.path)}
+        running = [
+            subprocess.Popen([*arguments, f"n{n}"], env=environment, stdout=subprocess.DEVNULL)
+            for n in range(4)
+        ]
+        self.assertEqual([process.wait(PATIENCE) for process in running], [0] * 4)
+        names = parse_tokens(self.file.read_text()).caller_names
+        self.assertEqual(names, {"n0", "n1", "n2", "n3"})
 
-    def test_invalid_name_is_refused_with_the_rule(self) -> None:
-        result = CliRunner().invoke(main, ["token", "new", "a b"])
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("64", result.output)
-        self.assertNotIn("sha256", result.output)
+    def test_change_by_an_editor_meanwhile_is_not_lost(self) -> None:
+        self.file.write_text(f"a sha256:{'0' * 64}\n")
+        edited = f"b sha256:{'1' * 64}\n"
+        self.patch(os, "fsync", lambda _: self.file.write_text(edited))
+        result = self.run_token("add", "c", status=2)
+        self.assertIn("another program has changed the file", result.stderr)
+        self.assertEqual((result.stdout, self.file.read_text()), ("", edited))

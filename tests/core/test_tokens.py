@@ -6,6 +6,7 @@ import hmac
 import os
 import re
 from hashlib import sha256
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from tawebeval.core.tokens import (
     find_bearer_link,
     generate_token,
     parse_tokens,
+    remove_tokens,
 )
 from tawebeval.errors import ConfigurationError, Unauthorized
 
@@ -55,7 +57,9 @@ class FileTests(SynchronousTestCase):
         for broken in (
             "alice", "secret", "alice secret", "alice sha256:", good[:-1], good + "0",
             good + " # secret", good + "read", good + " write", good + " read read",
-            good + " rate=0", good + " rate=1000000", good + " rate=-1",
+            good + " group=", good + " group=a b",
+            good + " supervises=a, b", good + " group=a shared", good + " rate=0",
+            good + " rate=1000000", good + " rate=-1",
             good.replace("sha256", "md5"), good.replace("alice", ""),
             good.replace("alice", "al ice"), good.replace("alice", "ül"),
             good.replace("alice", "a" * 65), good.replace("alice", "-a"),
@@ -128,25 +132,63 @@ class NewTests(SynchronousTestCase):
         self.assertEqual(found.caller, "alice")
 
     def test_restrictions_of_a_token_are_in_its_line(self) -> None:
-        for read, rate, problems, end in (
-            (False, None, (), ""),
-            (True, None, (), " read"),
-            (False, 60, (), " rate=60"),
-            (True, 999_999, (), " read rate=999999"),
-            (False, None, ("a",), " problems=a"),
-            (True, 1, ("a", "b.c_d-1"), " read rate=1 problems=a,b.c_d-1"),
+        for restrictions, end in (
+            ({}, ""),
+            ({"is_read_only": True}, " read"),
+            ({"is_shared": True}, " shared"),
+            ({"requests_per_minute": 60}, " rate=60"),
+            ({"group": "algo1"}, " group=algo1"),
+            ({"supervised_groups": ("b", "A@1")}, " supervises=A@1,b"),
+            ({"problems": ("b.c_d-1", "a")}, " problems=a,b.c_d-1"),
+            (
+                {
+                    "is_read_only": True,
+                    "is_shared": True,
+                    "requests_per_minute": 999_999,
+                    "group": "g",
+                    "supervised_groups": ("g",),
+                    "problems": ("a",),
+                },
+                " read shared rate=999999 group=g supervises=g problems=a",
+            ),
         ):
-            token, written = generate_token(
-                "a",
-                os.urandom,
-                is_read_only=read,
-                requests_per_minute=rate,
-                problems=problems,
-            )
-            self.assertTrue(written.endswith(end))
+            token, written = generate_token("a", os.urandom, **restrictions)
+            self.assertEqual(written[73:], end)
             found = parse_tokens(written).find_token([b"Bearer " + token.encode()])
-            self.assertEqual((found.is_read_only, found.requests_per_minute), (read, rate))
-            self.assertEqual(found.permitted_problems, frozenset(problems) or None)
+            self.assertEqual(found.line, written)
+            for name, value in restrictions.items():
+                name = name.replace("problems", "permitted_problems")
+                kept = frozenset(value) if isinstance(value, tuple) else value
+                self.assertEqual(getattr(found, name), kept)
+
+    def test_groups_have_the_callers_of_all_their_tokens(self) -> None:
+        def add(caller: str, **given: Any) -> str:
+            return generate_token(caller, os.urandom, **given)[1]
+
+        lines = [add("ann", group="g"), add("ann"), add("bob", group="g"), add("eve", group="h")]
+        lines.append(add("teacher", supervised_groups=["g", "none"]))
+        tokens = parse_tokens("\n".join(lines))
+        *_, eve, teacher = tokens.tokens
+        self.assertEqual(tokens.find_members(teacher), {"g": {"ann", "bob"}, "none": frozenset()})
+        self.assertEqual(tokens.find_members(eve), {})
+        for token, owner, is_permitted in (
+            (teacher, "ann", True), (teacher, "teacher", True), (teacher, "eve", False),
+            (eve, "eve", True), (eve, "ann", False), (tokens.tokens[0], "bob", False),
+        ):  # fmt: skip
+            self.assertEqual(tokens.permits(token, owner), is_permitted)
+        fewer = parse_tokens("\n".join(lines[1:]))
+        self.assertFalse(fewer.permits(teacher, "ann"))
+        self.assertFalse(fewer.permits(tokens.tokens[0], "ann"))
+        self.assertTrue(fewer.permits(teacher, "bob"))
+
+    def test_removal_of_tokens_keeps_other_lines_and_the_last_token(self) -> None:
+        one, two = (f"a sha256:{digit * 64}" for digit in "12")
+        text = f"# a\r\n{one}\n {two} \nb sha256:{'3' * 64}"
+        self.assertEqual(remove_tokens(text, "a", "2"), f"# a\r\n{one}\nb sha256:{'3' * 64}")
+        self.assertEqual(remove_tokens(text, "a", ""), f"# a\r\nb sha256:{'3' * 64}")
+        for caller, prefix in (("c", ""), ("a", "3"), ("b", "1")):
+            self.assertRaises(ConfigurationError, remove_tokens, text, caller, prefix)
+        self.assertRaises(ConfigurationError, remove_tokens, f"# x\n{one}\n", "a", "")
 
     def test_malformed_list_of_problems_is_refused(self) -> None:
         _, line = generate_token("a", os.urandom)

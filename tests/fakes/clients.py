@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping
 from email.message import Message
+from functools import partial
 from http.client import HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,9 @@ class Service:
         application = KleinApplication(self.context)
         self.app, self.routes = application.app, application.routes
         self.site = ApiSite(application, self.configuration.http, self.reactor)
+        self.access.on_reload.append(
+            partial(self.site.abort_requests, application.is_still_permitted)
+        )
 
     def open_archive(self) -> EvaluationArchive:
         """Return an archive in a directory of its own, with what is in it."""

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -442,11 +443,13 @@ class DaemonTestCase(RepositoryTestCase):
 @functools.cache
 def new_token(name: str) -> tuple[str, str]:
     """Return a token and its line, from the command that operators use."""
-    done = subprocess.run(
-        [COMMAND, "token", "new", name],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=PATIENCE,
-    )
-    return done.stdout.strip(), re.findall(rf"^{name} sha256:\S+", done.stderr, re.MULTILINE)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "tokens")
+        done = subprocess.run(
+            [COMMAND, "token", "add", name, "--file", path],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE,
+        )
+        return done.stdout.strip(), path.read_text().strip()

@@ -175,7 +175,7 @@ class RemovalTests(SynchronousTestCase):
             "lib/systemd/system/tawebeval-starter.service",
             "lib/sysusers.d/tawebeval.conf",
             "share/doc/tawebeval/README.md",
-            "share/man/man1/tawebeval-token-new.1",
+            "share/man/man1/tawebeval-token-add.1",
             "share/bash-completion/completions/tawebeval",
             "share/zsh/site-functions/_tawebeval",
             "share/fish/vendor_completions.d/tawebeval.fish",

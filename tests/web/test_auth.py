@@ -271,7 +271,7 @@ class EndpointTests(SynchronousTestCase):
                 "callers.open = true",
                 "callers.tokens",
                 "interface=127.0.0.1",
-                "token new",
+                "token add",
             ):
                 self.assertIn(words, error)
 

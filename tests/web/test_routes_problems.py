@@ -211,7 +211,7 @@ class TokenTests(CallerTestCase):
         self.submit("three", 403)
         for name in ("two", "three"):
             self.call("GET", f"/problems/{name}", 403, "student")
-        self.call("GET", "/evaluations", 403, "student")
+        self.call("GET", "/environments", 403, "student")
         self.call("GET", "/nowhere", 403, "student")
         self.call("GET", "/health", 200, "student")
 
@@ -282,6 +282,8 @@ class TokenTests(CallerTestCase):
             ("POST", "/evaluation/<identifier>/links"),
             ("DELETE", "/evaluation/<identifier>/links"),
             ("GET", "/evaluation_events"),
+            ("GET", "/evaluations"),
+            ("GET", "/whoami"),
         }
         open_to_all = {"/", "/docs", "/health", "/health/ready", "/metrics", "/openapi.json"}
         for method, route in self.service.routes.list_routes():

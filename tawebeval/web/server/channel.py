@@ -51,7 +51,7 @@ from tawebeval.core.hosts import (
     canonicalize_address,
     compute_address_group,
 )
-from tawebeval.core.tokens import ANONYMOUS_CALLER
+from tawebeval.core.tokens import ANONYMOUS_CALLER, ANONYMOUS_TOKEN
 from tawebeval.deferreds import Condition, wait_until
 from tawebeval.errors import (
     HeaderTooLarge,
@@ -683,9 +683,10 @@ class ApiRequest(Request):
     Twisted's `args` are empty. `encoded_headers` are the headers of a page, which is written at
     once: several times as fast as `responseHeaders`, which may have further ones.
     `waits_for_evaluation` is whether the response waits for events or for the end of an evaluation.
-    `permitted_problems` are the problems to which the token is restricted; None: it is not.
-    `uses_link` is whether the request has a link, `is_read_only` whether it has a link or a token
-    that only reads. `client_address` is empty if unknown.
+    `caller` owns what the request reads and begins: the caller of its `token`, or a member of a
+    group that the token supervises. `uses_link` is whether the request has a link, `is_read_only`
+    whether it has a link, a token that only reads, or one of a supervisor who reads what a member
+    owns. `client_address` is empty if unknown.
     """
 
     channel: ApiChannel
@@ -695,7 +696,7 @@ class ApiRequest(Request):
     query: Mapping[bytes, Sequence[bytes]] = MappingProxyType({})
     encoded_headers = b""
     caller = ANONYMOUS_CALLER
-    permitted_problems: Collection[str] | None = None
+    token = ANONYMOUS_TOKEN
     is_read_only = False
     uses_link = False
     waits_for_evaluation = False
@@ -958,6 +959,12 @@ class ApiSite(Site):
         self.is_draining = True
         for connection in list(self._connections):
             connection.close_if_idle()
+
+    def abort_requests(self, is_permitted: Callable[[ApiRequest], bool]) -> None:
+        """Close the connections of requests that are not permitted any more."""
+        for connection in list(self._connections):
+            if not all(map(is_permitted, connection.requests)):
+                connection.forceAbortClient()
 
     async def drain_connections(self, timeout: float = DRAIN_TIMEOUT) -> None:
         """Close all connections; abort those that take longer than `timeout` seconds."""
