@@ -23,7 +23,7 @@ const adoptStyles = {
 };
 
 const packages = new Set();
-for (const name of ["editor", "markdown"]) {
+for (const name of ["editor", "formula", "markdown", "zip"]) {
   const { metafile } = await build({
     entryPoints: [`${name}.js`],
     outfile: join(folder, `vendor-${name}.js`),

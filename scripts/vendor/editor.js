@@ -14,6 +14,7 @@ import {
   indentUnit,
   syntaxHighlighting,
 } from "@codemirror/language";
+import { lintGutter, lintKeymap, setDiagnostics } from "@codemirror/lint";
 import { Compartment, EditorState } from "@codemirror/state";
 import {
   EditorView,
@@ -65,9 +66,10 @@ export function createEditor({ parent, text, name, label, describedBy, changed }
         bracketMatching(),
         closeBrackets(),
         highlightActiveLine(),
+        lintGutter(),
         syntaxHighlighting(classHighlighter),
         // After Escape, Tab moves the focus, as everywhere else on a page.
-        keymap.of([...closeBracketsKeymap, ...defaultKeymap, ...historyKeymap, indentWithTab]),
+        keymap.of([...closeBracketsKeymap, ...defaultKeymap, ...historyKeymap, ...lintKeymap, indentWithTab]),
         language.of(languageOf(name)),
         EditorView.contentAttributes.of({ "aria-label": label, "aria-describedby": describedBy }),
         EditorView.updateListener.of((update) => {
@@ -81,6 +83,17 @@ export function createEditor({ parent, text, name, label, describedBy, changed }
     setText: (next) =>
       view.dispatch({ changes: { from: 0, to: view.state.doc.length, insert: next } }),
     setName: (next) => view.dispatch({ effects: language.reconfigure(languageOf(next)) }),
+    setMarks: (marks) => {
+      const { doc } = view.state;
+      const diagnostics = marks
+        .filter(({ line }) => line >= 1 && line <= doc.lines)
+        .map(({ line, column, message, severity }) => {
+          const { from, to } = doc.line(line);
+          const start = Math.min(to, from + Math.max(0, (column ?? 1) - 1));
+          return { from: start, to, message, severity };
+        });
+      view.dispatch(setDiagnostics(view.state, diagnostics));
+    },
     destroy: () => view.destroy(),
   };
 }

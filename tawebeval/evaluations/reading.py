@@ -422,6 +422,7 @@ def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
         "log_name": details.log_name,
         "state": details.state.value,
         "queue_place": None,
+        "caller": details.caller or None,
         "problem": request.problem,
         "repository": request.repository.url,
         "commit_oid": request.commit_oid or None,  # None until the branch is resolved
@@ -481,7 +482,10 @@ def build_list_entry(details: EvaluationDetails) -> dict[str, Any]:
     return {
         "evaluation_id": details.identifier,
         "state": details.state.value,
+        "caller": details.caller or None,
         "problem": request.problem,
+        "directory": request.directory,
+        "evaluator_cmd": request.truncated_command,
         "metadata": request.metadata,
         "created": _time(details, "created"),
         "ended": _time(details, "ended"),

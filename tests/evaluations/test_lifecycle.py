@@ -323,7 +323,9 @@ class StatusTests(EvaluationTestCase):
             "events": {"buffered": 0, "discarded": 0},
             "buffered_bytes": 0,
         }
-        nulls = "problem tree_oid environment fetching running ended exit usage error results"
+        nulls = (
+            "caller problem tree_oid environment fetching running ended exit usage error results"
+        )
         expected |= dict.fromkeys([*nulls.split(), "runner", "callback"])
         self.assertEqual(self.status(4), expected)
 

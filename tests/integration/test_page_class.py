@@ -164,7 +164,7 @@ class ClassTests(BrowserTestCase):
         await browser.shows("#output", "judged 7 points")
         await browser.shows("#verdict", "Partly correct")
         await browser.click("#to-listing")
-        await browser.shows("#listing", "Sums, sum.txt")
+        await browser.shows("#listing", "Sums\nsum.txt")
         await browser.shows("#listing", "7 of 10")
         self.assertEqual(await browser.violations(), [])
         before = await browser.script("return document.querySelector('#listing a').hash")

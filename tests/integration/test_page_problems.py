@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from selenium.webdriver.common.keys import Keys
+
 from tests.integration.browser import DESKTOP, LOOKS, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.client import Client
@@ -51,6 +53,15 @@ window.fetch = async (...all) => {
 WIDE = "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
 COLOURED = "return document.querySelectorAll('#fields .tok-keyword').length"
 JUDGE_SOURCE = 'basename "$SUBMISSION_FILE_SOURCE"; cat "$SUBMISSION_FILE_SOURCE"'
+COMPILER = r"""
+source=$SUBMISSION_FILE_SOURCE
+send() { printf '\n%s\n%s\n%s\n' "$EVALUATION_DATA_BEGIN" "$1" "$EVALUATION_DATA_END"; }
+if grep -q wrong "$source"; then
+    message='In main:\nsource.py:2:3: error: bad <b> name\n  2 | wrong'
+    send '{"type":"case","case":"a","verdict":"compile_error","message":"'"$message"'"}'
+else send '{"type":"case","case":"a","verdict":"accepted"}'; fi
+"""
+"""A judge that refuses to compile what is wrong, with a place in a file."""
 JUDGE = 'cat "$SUBMISSION_FILE_NOTE"; echo; echo seed $TURINGARENA_SEED'
 
 
@@ -221,6 +232,54 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.browser.shows("#state", "finished")
         top = await self.browser.script("return evaluation.getBoundingClientRect().top")
         self.assertLess(abs(top), 120, "the result is not in view")
+
+    async def test_compile_error_is_first_marked_and_mended(self) -> None:
+        self.repository.write("judge.sh", COMPILER)
+        self.commit = self.repository.commit()
+        await self.reload(self.problem("sums", "sh judge.sh", "fields = ['source']"))
+        await self.browser.open(f"{self.page_url}#problem/sums")
+        await self.browser.until("document.querySelector('#fields .cm-content')")
+        await self.browser.script("document.querySelector('#fields .cm-content').focus()")
+        await self.browser.write_in_focus("print()\nwrong")
+        identifier = await self.send()
+        await self.browser.shows("#compiler", "bad <b> name")
+        await self.browser.shows("#verdict", "Compile error")
+        order = "return compiler.compareDocumentPosition(cases)"
+        self.assertEqual(await self.browser.script(order), 4)  # the cases follow
+        marked = (
+            "document.querySelectorAll('#fields .cm-lint-marker-error').length === arguments[0]"
+        )
+        await self.browser.until(marked, 1)
+        await self.browser.shows("#about", "source.py")
+        await self.browser.shows("#state", "finished")
+        for name, (size, scheme) in LOOKS.items():
+            await self.browser.look(size, scheme)
+            self.assertEqual(await self.browser.violations(), [], name)
+            self.assertFalse(await self.browser.script(WIDE), f"{name}: too wide")
+        await self.browser.look(DESKTOP, "light")
+        await self.browser.forget(self.daemon.url)  # as on another machine
+        await self.browser.open(f"{self.page_url}#evaluation/{identifier}")
+        await self.browser.shows("#compiler", "bad <b> name")
+        await self.browser.click("#edit")
+        text = "document.querySelector('#fields .content').value === arguments[0]"
+        await self.browser.until(text, "print()\nwrong")
+        await self.browser.until(marked, 1)
+        keys = "document.querySelector('#fields .cm-content')"
+        await self.browser.until(f"document.activeElement === {keys}")
+        await self.browser.write_in_focus(Keys.CONTROL + "a" + Keys.NULL + "print(1)")
+        await self.browser.write_in_focus(Keys.CONTROL + Keys.ENTER + Keys.NULL)
+        await self.browser.shows("#verdict", "Accepted")
+        other = await self.browser.script("return location.hash.slice(12)")
+        self.client.evaluations.append(other)
+        self.assertNotEqual(other, identifier)
+        await self.browser.until(text, "print(1)")
+        self.assertFalse(await self.visible("#compiler"))
+        await self.browser.shows("#state", "finished")
+        await self.browser.click("#to-problems")
+        await self.browser.shows("#problem-list", "solved")
+        await self.browser.click("#to-listing")
+        await self.browser.shows("#listing", "sums")
+        self.assertNotIn("finished", await self.browser.text("#listing"))
 
     async def test_each_problem_keeps_its_draft(self) -> None:
         fixed = self.problem("fixed", "true", "fields = ['source']")

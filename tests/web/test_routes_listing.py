@@ -26,7 +26,10 @@ class ListingTests(WebTestCase):
         )
         self.assertEqual(
             set(listing["data"][0]),
-            {"evaluation_id", "state", "problem", "metadata", "created", "ended", "results"},
+            {
+                *("evaluation_id", "state", "caller", "problem", "directory", "evaluator_cmd"),
+                *("metadata", "created", "ended", "results"),
+            },
         )
         status = self.request("GET", f"/evaluation/{identifiers[1]}").json()
         for name in ("created", "ended"):
@@ -48,7 +51,7 @@ class ListingTests(WebTestCase):
             self.assertEqual(listing["begin"], "2")
 
     def test_answer_is_bounded_in_bytes(self) -> None:
-        with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_BYTES", 450):
+        with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_BYTES", 600):
             identifiers = [self.evaluate() for _ in range(4)]
             found, end = [], ""
             while end is not None:

@@ -58,6 +58,7 @@ export function sourceField({ label, name, text, extensions }) {
   setOptions(language, choices.length > 0 ? choices : [...Object.entries(LANGUAGES), OTHER]);
   const place = element("div", { className: "code-editor", hidden: true });
   let editor = null;
+  let marks = [];
 
   async function refresh() {
     const extension = extensionOf(nameInput.value);
@@ -92,6 +93,7 @@ export function sourceField({ label, name, text, extensions }) {
     });
     place.hidden = false;
     content.hidden = true;
+    editor.setMarks(marks);
     if (hadFocus) editor.focus();
   }
 
@@ -104,6 +106,10 @@ export function sourceField({ label, name, text, extensions }) {
   nameInput.addEventListener("input", refresh);
   content.addEventListener("replace", () => editor?.setText(content.value));
   content.addEventListener("edit", () => editor?.focus());
+  content.addEventListener("mark", ({ detail }) => {
+    marks = detail;
+    editor?.setMarks(marks);
+  });
   refresh();
 
   const head = element(
@@ -134,6 +140,17 @@ export function replaceSource(row, name, text) {
   const nameInput = row.querySelector(".file-name");
   nameInput.value = name;
   nameInput.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+/**
+ * Mark what a compiler has said of these very texts, `{ name, text, line, column, message,
+ * severity }`; nothing in a field with another text.
+ */
+export function markSource(row, marks) {
+  const content = row.querySelector(".content");
+  const name = row.querySelector(".file-name").value;
+  const detail = marks.filter((mark) => mark.name === name && mark.text === content.value);
+  content.dispatchEvent(new CustomEvent("mark", { detail }));
 }
 
 /** Put the focus where a field is edited, which may be the editor before it. */

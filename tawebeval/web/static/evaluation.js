@@ -4,27 +4,31 @@ import { Client, isPassing } from "./client.js";
 import { Console } from "./console.js";
 import { makeDetails, makeTimeline, usageFacts } from "./details.js";
 import { announce, byId, copy, counted, duration, element, isBusy, said, setBusy } from "./dom.js";
+import { nameSubject } from "./history.js";
 import { Results } from "./results.js";
 import { Search } from "./search.js";
 import { Share } from "./share.js";
 import { Source } from "./source.js";
 import { parse } from "./values.js";
-import { Tally, isLive, scoreWords, summarize, verdictOf } from "./verdict.js";
+import { Tally, isCase, isLive, scoreWords, summarize, verdictOf } from "./verdict.js";
 
 const ASK_AGAIN = 1500; // ms between two looks at the status
 const TICK = 200; // ms between two looks at the clock
 const BUSY = 30; // ms of taking events before the browser may draw
 const LATER = 50; // ms in which results are gathered before their sum is shown
+const LONGEST_ERRORS = 20_000; // characters of what compilers say
 
 /** The part of the page that shows an evaluation; it shows one at a time. */
 export class EvaluationView {
   /**
    * `unauthorized` is called when the server wants another token, `rerun` with the identifiers of a
-   * rerun and of the evaluation that was run again.
+   * rerun and of the evaluation that was run again, `opened` with the first status of each
+   * evaluation, `edit` with the status and the submitted files, `mark` with what compilers have
+   * said of them. `findDetails` returns the `titles` of problems, by name, and the `file` that was
+   * submitted, if this browser knows it.
    */
-  constructor(unauthorized, rerun) {
-    this.unauthorized = unauthorized;
-    this.rerun = rerun;
+  constructor({ unauthorized, rerun, opened, edit, mark, findDetails }) {
+    Object.assign(this, { unauthorized, rerun, opened, mark, findDetails });
     this.source = new Source();
     this.search = new Search(byId("output"), {
       input: byId("search"),
@@ -44,6 +48,10 @@ export class EvaluationView {
     this.share = new Share(() => ({ id: this.id, token: this.token }));
     byId("cancel").addEventListener("click", () => this.#cancel());
     byId("rerun").addEventListener("click", () => this.#rerun());
+    byId("edit").addEventListener("click", () => {
+      edit(this.status, this.files);
+      this.#markErrors();
+    });
     byId("copy-link").addEventListener("click", (event) => copy(event.target, location.href));
   }
 
@@ -71,15 +79,20 @@ export class EvaluationView {
     this.search.clear();
     this.results.clear();
     this.source.clear();
+    this.files = [];
+    byId("compiler").hidden = true;
+    byId("compiler").querySelector("pre").replaceChildren();
     byId("nothing").hidden = true;
     byId("something").hidden = false;
     byId("identifier").textContent = id;
     byId("identifier").title = id;
+    byId("evaluation-name").textContent = "Evaluation";
+    byId("about").textContent = "";
     for (const name of ["connection", "failure"]) byId(name).hidden = true;
     byId("details").hidden = true;
     byId("details").open = false;
     byId("rerun-error").textContent = "";
-    for (const name of ["cancel", "rerun"]) {
+    for (const name of ["cancel", "edit", "rerun"]) {
       byId(name).hidden = true;
       setBusy(byId(name), false);
     }
@@ -164,6 +177,7 @@ export class EvaluationView {
       this.error = payload;
     } else {
       this.results.add(payload);
+      if (isCase(payload) && payload.verdict === "compile_error") this.#showErrors(payload);
       if (this.tally?.add(payload)) this.drawing ??= setTimeout(() => this.#drawResults(), LATER);
     }
   }
@@ -239,14 +253,45 @@ export class EvaluationView {
       return; // the view is complete without
     }
     if (signal.aborted) return;
+    this.files = files;
     this.source.show(files);
     this.source.link(byId("output"), true);
     this.source.link(byId("failure"));
+    this.source.link(byId("compiler"));
+    this.#markErrors();
+    this.#offerEdit();
+  }
+
+  /** Show above all else what a compiler says, once for all cases. */
+  #showErrors({ message }) {
+    const place = byId("compiler").querySelector("pre");
+    if (typeof message !== "string" || place.textContent !== "") return;
+    place.textContent = message.slice(0, LONGEST_ERRORS);
+    byId("compiler").hidden = message.trim() === "";
+    this.source.link(place);
+    this.#markErrors();
+  }
+
+  /** Mark in the form what the compiler says, where it has the text that was submitted. */
+  #markErrors() {
+    this.mark(this.source.findMarks(byId("compiler").querySelector("pre").textContent));
+  }
+
+  #offerEdit() {
+    const isText = this.files.length > 0 && this.files.every(({ text }) => text !== undefined);
+    byId("edit").hidden = !isText || this.status === null;
   }
 
   #showStatus(status) {
     const isNew = status.state !== this.status?.state;
+    const isFirst = this.status === null;
     this.status = status;
+    if (isFirst) {
+      this.#showSubject(status);
+      this.opened(status);
+      this.#offerEdit();
+      this.#markErrors();
+    }
     if (isNew) {
       this.since = performance.now() - Math.max(0, Date.now() - Date.parse(status.created));
       this.#announceState(status);
@@ -258,6 +303,15 @@ export class EvaluationView {
     byId("cancel").hidden = over;
     byId("rerun").hidden = !over;
     this.#showFacts();
+  }
+
+  /** Show what was evaluated, of whom, and when. */
+  #showSubject(status) {
+    const { titles, file } = this.findDetails(this.id);
+    byId("evaluation-name").textContent = nameSubject(status, titles);
+    const facts = [file, status.metadata?.student ?? status.caller];
+    facts.push(new Date(status.created).toLocaleString());
+    byId("about").textContent = facts.filter(Boolean).join(" · ");
   }
 
   /** Say it in one sentence, for a second one would come in the place of the first. */

@@ -1,7 +1,7 @@
 /** The form: fields of the submission, the evaluator, and what is remembered of them. */
 
 import { announce, byId, element, setOptions } from "./dom.js";
-import { focusField, replaceSource, sourceField } from "./editor.js";
+import { focusField, markSource, replaceSource, sourceField } from "./editor.js";
 import { complaintOf } from "./validity.js";
 
 const MOST_LABELS = 16; // of one evaluation, for the server
@@ -28,6 +28,14 @@ export class SubmissionForm {
     this.own = []; // rows for an own evaluator, while a problem is chosen
     this.environment = ""; // to be chosen when it is offered
     this.form.addEventListener("input", () => this.#edited());
+    // Before the editor, which would begin a line.
+    const isSending = ({ key, ctrlKey, metaKey }) => key === "Enter" && (ctrlKey || metaKey);
+    this.form.addEventListener("keydown", (event) => {
+      if (!isSending(event) || !event.target.matches("input, textarea, select, .cm-content")) return;
+      event.preventDefault();
+      event.stopPropagation();
+      this.form.requestSubmit();
+    }, { capture: true });
     byId("add-file").addEventListener("click", () => this.#add("file").focus());
     byId("add-text").addEventListener("click", () => this.#add("text").focus());
     byId("add-label").addEventListener("click", () => this.#addLabel().focus());
@@ -56,6 +64,33 @@ export class SubmissionForm {
     for (const [name, value] of labels) this.#addLabel(name, value);
     this.#setInputs(values);
     this.#edited();
+  }
+
+  /**
+   * Put submitted files into the fields, `[{ field, filename, text }]`. What was written before can
+   * be undone where it is replaced in its field.
+   */
+  edit(files) {
+    this.clearError();
+    const rows = new Map(this.#fields().map(({ row, name }) => [name.value, row]));
+    for (const { field, filename, text } of files) {
+      const row = rows.get(field);
+      if (row?.dataset.kind === "text") replaceSource(row, filename, text);
+      else {
+        const made = this.#makeRow({ name: field, kind: "text", text, file: filename });
+        if (row !== undefined) row.replaceWith(made);
+        else this.rows.append(made);
+      }
+      rows.delete(field);
+    }
+    if (!this.#isFixed) for (const row of rows.values()) row.remove();
+    this.#edited();
+    focusField(this.rows.querySelector(".content"));
+  }
+
+  /** Mark in the editors what a compiler has said of their texts, as `markSource` takes it. */
+  mark(marks) {
+    for (const { row, kind } of this.#fields()) if (kind === "text") markSource(row, marks);
   }
 
   /** Fill in the evaluator by the parameters of a link, which empties its other fields. */

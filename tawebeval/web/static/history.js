@@ -1,6 +1,7 @@
 /** What this browser has submitted, for tokens that may not list evaluations, and file names. */
 
 const MOST = 100; // evaluations
+const LONGEST_COMMAND = 60; // characters
 
 /** Return `entries`, `[{ id, file }]`, with a new one first. */
 export function addEntry(entries, entry) {
@@ -21,6 +22,16 @@ export function nameFiles(form) {
     .map(([name, value]) => (typeof value === "string" ? `${name.slice(11, -1)}.txt` : value.name));
   const [first = "", ...others] = names;
   return others.length === 0 ? first : `${first} and ${others.length} more`;
+}
+
+/** Return what an evaluation is of: a problem by its title, or an evaluator's place or command. */
+export function nameSubject({ problem, directory, evaluator_cmd: command }, titles) {
+  if (problem) return titles.get(problem) || problem;
+  return directory || shorten(command || "") || "Evaluation";
+}
+
+function shorten(text) {
+  return text.length > LONGEST_COMMAND ? `${text.slice(0, LONGEST_COMMAND)}…` : text;
 }
 
 /** Return how long ago a time was, in words. */

@@ -13,7 +13,7 @@ import {
   setBusy,
   setOptions,
 } from "./dom.js";
-import { ageWords } from "./history.js";
+import { ageWords, nameSubject } from "./history.js";
 import { complaintOf } from "./validity.js";
 import { isLive, scoreWords, verdictOf } from "./verdict.js";
 
@@ -59,6 +59,11 @@ export class Listing {
    * `[{ id, file }]`; if `isLocal`, the token may not list evaluations, and only these are shown.
    */
   open(token, { history = [], isLocal = false } = {}) {
+    this.#take(token, { history, isLocal });
+    this.#refresh(this.stopping.signal);
+  }
+
+  #take(token, { history, isLocal }) {
     this.close();
     if (token !== this.token) {
       this.gone = new Set(); // of the history
@@ -70,7 +75,6 @@ export class Listing {
     this.files = new Map(history.map(({ id, file }) => [id, file]));
     this.stopping = new AbortController();
     this.client = new Client({ token });
-    this.#refresh(this.stopping.signal);
   }
 
   /** Ask for nothing any more. */
@@ -100,13 +104,22 @@ export class Listing {
     let missing = [];
     const away = (names) => (missing = names);
     const wanted = { ...this.#filter(), signal, tries: 1, away };
-    const found = this.isLocal ? this.#readHistory(wanted) : this.client.evaluations(wanted);
-    for await (const entry of found) {
+    for await (const entry of this.#find(wanted)) {
       entries.push(entry);
       if (entries.length > 2 * MOST) keepNewest(entries);
     }
     keepNewest(entries);
     this.#show(entries.reverse(), missing);
+  }
+
+  /** Yield evaluations as `open` would show them, all for once, for as long as it is not opened. */
+  async *find(token, { history, isLocal }) {
+    this.#take(token, { history, isLocal });
+    yield* this.#find({ signal: this.stopping.signal, tries: 1 });
+  }
+
+  #find(wanted) {
+    return this.isLocal ? this.#readHistory(wanted) : this.client.evaluations(wanted);
   }
 
   /** Yield the status of what this browser has submitted, and the server still knows. */
@@ -198,8 +211,7 @@ export class Listing {
   }
 
   #row(id) {
-    const link = element("a", { href: `#evaluation/${id}` }, element("code", {}, id.slice(0, 10)));
-    link.append(element("span", { className: "hidden" }, ` (${id})`));
+    const link = element("a", { href: `#evaluation/${id}`, title: id });
     const share = element("button", { type: "button", className: "small copy-link" }, "Copy link");
     share.setAttribute("aria-label", `Copy link ${id.slice(0, 10)}`);
     share.addEventListener("click", () => copy(share, link.href));
@@ -222,10 +234,13 @@ export class Listing {
     );
   }
 
-  #fill(row, { evaluation_id: id, state, problem, metadata, created, ended, results }) {
+  #fill(row, entry) {
+    const { evaluation_id: id, state, metadata, created, ended, results } = entry;
+    const link = row.querySelector("a");
+    const subject = nameSubject(entry, this.titles);
+    if (link.textContent !== subject) link.textContent = subject;
     const labels = Object.entries(metadata).map((pair) => pair.join(" = "));
-    const title = this.titles.get(problem) ?? problem;
-    labels.unshift(...[title, this.files.get(id)].filter(Boolean));
+    labels.unshift(...[this.files.get(id)].filter(Boolean));
     row.querySelector(".labels").textContent = labels.join(", ");
     row.querySelector(".labels").title = labels.join("\n");
     const { words, tone } = verdictOf({ state, results });
@@ -238,6 +253,7 @@ export class Listing {
     if (score !== "") verdict.dataset.score = score; // shown where the column has no room
     const badge = row.querySelector(".state");
     badge.textContent = state;
+    badge.hidden = tells; // one verdict, not two
     badge.dataset.state = state;
     row.querySelector(".begun").textContent = ageWords(created);
     row.querySelector(".begun").title = new Date(created).toLocaleString();

@@ -54,7 +54,17 @@ let routed = ""; // the fragment that was shown last
 let shownView = ""; // what it named
 let saving; // timer of the draft
 const form = new SubmissionForm(takeChange);
-const evaluation = new EvaluationView(askForToken, rememberRerun);
+const evaluation = new EvaluationView({
+  unauthorized: askForToken,
+  rerun: rememberRerun,
+  opened: showFormOf,
+  edit: editSubmission,
+  mark: (marks) => form.mark(marks),
+  findDetails: (id) => ({
+    titles: new Map(choices?.problems.map(({ name, title }) => [name, title])),
+    file: readEntries(memory.get("history")).find((entry) => entry.id === id)?.file,
+  }),
+});
 const listing = new Listing(askForToken, rememberRerun);
 const classView = new ClassView(() => token);
 const problems = new ProblemList();
@@ -137,13 +147,11 @@ function route() {
   if (view === "problems" && missing) problems.complain(missing);
   if (view !== shownView && !document.activeElement.checkVisibility()) byId("main").focus();
   shownView = view;
-  if (view === "evaluations") {
-    return listing.open(token, {
-      history: readEntries(memory.get("history")),
-      isLocal: choices.environments === null,
-    });
-  }
+  const kept = { history: readEntries(memory.get("history")), isLocal: choices?.environments === null };
+  if (view === "evaluations") return listing.open(token, kept);
   listing.close();
+  // Without the marks the list is as good.
+  if (view === "problems") problems.mark(listing.find(token, kept)).catch(() => {});
   // From another view back to it.
   byId("to-evaluate").href = view === "evaluation" && !isProblem ? location.hash : "#evaluate";
   if (view === "shared") return showShared();
@@ -167,6 +175,28 @@ function setProblem(problem) {
   saveDraft();
   const draft = problem === null ? [] : (memory.get(`draft ${problem.name}`) ?? []);
   form.choose(problem, draft, memory.get("extension") ?? undefined);
+}
+
+/** Show the form of an evaluation's problem beside it, or the one of an own evaluator. */
+function showFormOf({ problem: name }) {
+  const problem = name === null ? null : findProblem(name);
+  const isOpen = choices !== null && shownView === "evaluation" && problem !== undefined;
+  if (isOpen && (problem !== null || choices.environments !== null)) setProblem(problem);
+  if (isOpen) route();
+}
+
+/** Put submitted files into the form, and for an own evaluator what else was sent. */
+function editSubmission(status, files) {
+  showFormOf(status);
+  if (form.problem === null) form.prefill(new URLSearchParams(describeEvaluator(status)));
+  form.edit(files);
+  byId("form-section").scrollIntoView();
+}
+
+function describeEvaluator(status) {
+  const { repository, commit_oid: commit, directory, evaluator_cmd: command, environment } = status;
+  const given = { repository, commit, directory, command, environment: environment?.name };
+  return Object.entries(given).filter(([, value]) => value);
 }
 
 /** Follow an evaluation, and let it be seen. */

@@ -2,7 +2,8 @@
 
 import { Client } from "./client.js";
 import { byId, bytes, counted, duration, element, said } from "./dom.js";
-import { renderStatement } from "./statement.js";
+import { hasFormula, renderStatement } from "./statement.js";
+import { verdictOf } from "./verdict.js";
 
 const SEARCHED = 8; // problems from which on a search is of use
 const LIMITS = {
@@ -23,6 +24,19 @@ export class ProblemList {
     this.problems = problems;
     this.search.closest(".field").hidden = problems.length < SEARCHED;
     this.search.value = "";
+    this.solved = new Map(); // for each problem that was tried, whether it is solved
+    this.#draw();
+  }
+
+  /** Mark the problems of these evaluations, an asynchronous iterable of entries of a list. */
+  async mark(evaluations) {
+    const solved = new Map();
+    for await (const { problem, state, results } of evaluations) {
+      if (problem === null) continue;
+      const isSolved = verdictOf({ state, results }).words === "Accepted";
+      solved.set(problem, isSolved || solved.get(problem) === true);
+    }
+    this.solved = solved;
     this.#draw();
   }
 
@@ -36,16 +50,21 @@ export class ProblemList {
     const found = this.problems.filter(({ name, title }) =>
       `${title} ${name}`.toLowerCase().includes(wanted),
     );
-    byId("problem-list").replaceChildren(...found.map(makeEntry));
+    const entries = found.map((problem) => makeEntry(problem, this.solved.get(problem.name)));
+    byId("problem-list").replaceChildren(...entries);
     const all = this.problems.length;
     const hint = found.length === all ? "" : `${found.length} of ${counted(all, "problem")}`;
     byId("problem-hint").textContent = hint;
   }
 }
 
-function makeEntry({ name, title, description }) {
+function makeEntry({ name, title, description }, isSolved) {
   const link = element("a", { href: `#problem/${name}` }, title || name);
   const words = description ? [element("p", { className: "hint" }, description)] : [];
+  if (isSolved !== undefined) {
+    const className = isSolved ? "good" : "partly";
+    words.push(element("p", { className: `mark ${className}` }, isSolved ? "solved" : "tried"));
+  }
   return element("li", {}, link, ...words);
 }
 
@@ -71,10 +90,14 @@ export class StatementView {
     const { signal } = (this.stopping = new AbortController());
     byId("statement-hint").textContent = "Loading the statement …";
     try {
-      const { statement } = await new Client({ token }).problem(name, { signal });
-      const parser = statement ? await import("./vendor-markdown.js") : null;
+      const [{ parseMarkdown }, { statement }] = await Promise.all([
+        import("./vendor-markdown.js"),
+        new Client({ token }).problem(name, { signal }),
+      ]);
+      const tokens = parseMarkdown(statement);
+      const { renderFormula } = hasFormula(tokens) ? await import("./vendor-formula.js") : {};
       if (signal.aborted) return;
-      const nodes = statement ? renderStatement(parser.default, statement, title || name) : [];
+      const nodes = renderStatement(tokens, title || name, renderFormula);
       byId("statement-text").replaceChildren(...nodes);
       byId("statement-hint").textContent = statement ? "" : "This problem has no statement here.";
     } catch (error) {

@@ -2,13 +2,14 @@
 
 import { announce, byId, bytes, counted, element } from "./dom.js";
 import { colourLines } from "./editor.js";
-import { findPlaces, placePattern } from "./places.js";
+import { findMarks, findPlaces, placePattern } from "./places.js";
 
 const MOST_FILES = 50;
 const MOST_LINES = 3000; // of a file that are shown
 const LONGEST_LINE = 2000; // characters
 const MOST_COLOURED = 128 * 1024; // characters of a file
 const MOST_LINKS = 200; // to lines, for one evaluation
+const MOST_MARKS = 50; // in an editor
 
 /** The section of the page that shows what was submitted. */
 export class Source {
@@ -92,6 +93,14 @@ export class Source {
         this.links += 1;
       }
     }
+  }
+
+  /** Return the marks of a compiler's message for an editor, with the `text` of each one's file. */
+  findMarks(message) {
+    return findMarks(message, this.pattern, MOST_MARKS).map((mark) => ({
+      ...mark,
+      text: this.files.get(mark.name).file.text,
+    }));
   }
 
   #reveal({ name, line }) {

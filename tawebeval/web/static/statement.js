@@ -1,16 +1,15 @@
 /** Statements of problems: Markdown as elements, without markup of its author. */
 
-import { element } from "./dom.js";
+import { copy, element } from "./dom.js";
 
 const TAGS = new Set("p ul ol li blockquote em strong s table thead tbody tr th td".split(" "));
 const LINKED = ["http:", "https:"];
 
 /**
- * Return the nodes of a statement. `Parser` is the class of markdown-it. A first heading that
- * repeats `title` is left out.
+ * Return the nodes of a statement from its tokens. A first heading that repeats `title` is left
+ * out. `makeFormula(text, isDisplayed)` returns the node of a formula, and throws for what is none.
  */
-export function renderStatement(Parser, text, title) {
-  const tokens = new Parser({ html: false }).parse(text, {});
+export function renderStatement(tokens, title, makeFormula) {
   const repeats = tokens[0]?.type === "heading_open" && tokens[1].content.trim() === title;
   const rest = repeats ? tokens.slice(3) : tokens;
   let level = 1; // of the page's own heading above; none is left out
@@ -18,10 +17,15 @@ export function renderStatement(Parser, text, title) {
     level = Math.min(Number(token.tag[1]) + 1, level + 1, 6);
     token.tag = `h${level}`;
   }
-  return renderTokens(rest);
+  return renderTokens(rest, makeFormula);
 }
 
-function renderTokens(tokens) {
+/** Whether there are formulas among these tokens. */
+export function hasFormula(tokens) {
+  return tokens.some(({ type, children }) => type === "formula" || hasFormula(children ?? []));
+}
+
+function renderTokens(tokens, makeFormula) {
   const root = element("div");
   const open = [root];
   for (const token of tokens) {
@@ -30,7 +34,10 @@ function renderTokens(tokens) {
       open.pop();
       continue;
     }
-    const nodes = token.type === "inline" ? renderTokens(token.children) : [makeNode(token)];
+    const nodes =
+      token.type === "inline"
+        ? renderTokens(token.children, makeFormula)
+        : [makeNode(token, makeFormula)];
     open.at(-1).append(...nodes);
     if (token.nesting === 1) open.push(nodes[0]);
   }
@@ -38,13 +45,14 @@ function renderTokens(tokens) {
 }
 
 /** Return the node of a token; of an unknown one, its text. */
-function makeNode(token) {
+function makeNode(token, makeFormula) {
   const { type, tag, content } = token;
   if (type === "text") return content;
   if (type === "softbreak") return "\n";
   if (["hardbreak", "hr", "heading_open"].includes(type)) return element(tag);
   if (type === "code_inline") return element("code", {}, content);
-  if (type === "fence" || type === "code_block") return element("pre", {}, content);
+  if (type === "fence" || type === "code_block") return makeSample(content);
+  if (type === "formula") return makeFormulaNode(token, makeFormula);
   if (type === "image") return `[image: ${content}]`;
   if (type === "link_open") return makeLink(token.attrGet("href"));
   if (!TAGS.has(tag)) return token.nesting === 1 ? element("span") : content;
@@ -52,6 +60,21 @@ function makeNode(token) {
   if (token.attrGet("start") !== null) made.start = Number(token.attrGet("start"));
   if (token.attrGet("style") === "text-align:right") made.className = "right";
   return made;
+}
+
+/** Return a text such as an example of input, with a button that copies it. */
+function makeSample(content) {
+  const button = element("button", { type: "button", className: "small copy" }, "Copy");
+  button.addEventListener("click", () => copy(button, content));
+  return element("div", { className: "sample" }, element("pre", {}, content), button);
+}
+
+function makeFormulaNode({ content, markup }, makeFormula) {
+  try {
+    return makeFormula(content, markup === "$$");
+  } catch {
+    return element("code", {}, `${markup}${content}${markup}`);
+  }
 }
 
 /** Return a link to a page of the web; for another address an element without an effect. */

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { addEntry, ageWords, nameFiles, readEntries } from "./static/history.js";
+import { addEntry, ageWords, nameFiles, nameSubject, readEntries } from "./static/history.js";
 
 const id = (number) => String(number).padStart(40, "a");
 
@@ -41,4 +41,16 @@ test("ages are in words", () => {
   ]) {
     assert.equal(ageWords(new Date(now - 1000 * seconds).toISOString(), now), words);
   }
+});
+
+test("evaluations are named by problem, directory or command", () => {
+  const titles = new Map([["sums", "Sums"], ["bare", ""]]);
+  const name = (problem, directory, command) =>
+    nameSubject({ problem, directory, evaluator_cmd: command }, titles);
+  assert.equal(name("sums", "a", "b"), "Sums");
+  assert.equal(name("bare", "a", "b"), "bare");
+  assert.equal(name("gone", "a", "b"), "gone");
+  assert.equal(name(null, "a", "b"), "a");
+  assert.equal(name(null, "", "b"), "b");
+  assert.equal(name(null, "", "b".repeat(99)).length, 61);
 });

@@ -15,12 +15,14 @@ class FakeElement {
   setAttribute(name, value) {
     this[name] = value;
   }
+
+  addEventListener() {}
 }
 
 globalThis.document = { createElement: (tag) => new FakeElement(tag) };
 
-const { renderStatement } = await import("./static/statement.js");
-const { default: Parser } = await import("./static/vendor-markdown.js");
+const { hasFormula, renderStatement } = await import("./static/statement.js");
+const { parseMarkdown } = await import("./static/vendor-markdown.js");
 
 /** Return nodes in the notation of HTML. */
 function show(nodes) {
@@ -35,6 +37,8 @@ function show(nodes) {
 }
 
 const LINK = "<a href=https://example.org/ rel=noopener noreferrer target=_blank>";
+const sample = (text) =>
+  `<div className=sample><pre>${text}</pre><button type=button className=small copy>Copy</button></div>`;
 const STATEMENTS = {
   "# Sums\n\nAdd.": "<p>Add.</p>",
   "# Products\n\nAdd.": "<h2>Products</h2><p>Add.</p>",
@@ -44,7 +48,7 @@ const STATEMENTS = {
   "3. a": "<ol start=3><li>a</li></ol>",
   "a  \nb\nc": "<p>a<br></br>b\nc</p>",
   "> a\n\n---": "<blockquote><p>a</p></blockquote><hr></hr>",
-  "```py\nx < 1\n```\n\n    y": "<pre>x < 1\n</pre><pre>y\n</pre>",
+  "```py\nx < 1\n```\n\n    y": sample("x < 1\n") + sample("y\n"),
   "|a|b|\n|-|-:|\n|1|2|":
     "<table><thead><tr><th>a</th><th className=right>b</th></tr></thead>" +
     "<tbody><tr><td>1</td><td className=right>2</td></tr></tbody></table>",
@@ -62,17 +66,37 @@ const STATEMENTS = {
 
 for (const [markdown, shown] of Object.entries(STATEMENTS)) {
   test(JSON.stringify(markdown), () => {
-    assert.equal(show(renderStatement(Parser, markdown, "Sums")), shown);
+    assert.equal(show(renderStatement(parseMarkdown(markdown), "Sums")), shown);
+  });
+}
+
+const FORMULAS = {
+  "$n^2$ and $$a\nb$$": "<p>{n^2} and {{a\nb}}</p>",
+  "$5 and $6": "<p>$5 and $6</p>",
+  "`$x$`, \\$x$": "<p><code>$x$</code>, $x$</p>",
+  "$ x$ $x $ $$": "<p>$ x$ $x $ $$</p>",
+  "$bad$": "<p><code>$bad$</code></p>",
+};
+
+for (const [markdown, shown] of Object.entries(FORMULAS)) {
+  test(JSON.stringify(markdown), () => {
+    const make = (text, isDisplayed) => {
+      if (text === "bad") throw new Error("no formula");
+      return isDisplayed ? `{{${text}}}` : `{${text}}`;
+    };
+    const tokens = parseMarkdown(markdown);
+    assert.equal(hasFormula(tokens), /[{]|bad/.test(shown));
+    assert.equal(show(renderStatement(tokens, "Sums", make)), shown);
   });
 }
 
 test("elements that are not known are text", () => {
-  const nodes = renderStatement(Parser, "<script>alert()</script>", "Sums");
+  const nodes = renderStatement(parseMarkdown("<script>alert()</script>"), "Sums");
   assert.deepEqual(nodes[0].childNodes, ["<script>alert()</script>"]);
 });
 
 test("statements as long as the server sends them, nested or not", () => {
-  for (const piece of ["> ", "* ", "[", "**a", "|a", "`"]) {
-    renderStatement(Parser, piece.repeat(65536 / piece.length), "Sums");
+  for (const piece of ["> ", "* ", "[", "**a", "|a", "`", "$", "$a ", "$$a"]) {
+    renderStatement(parseMarkdown(piece.repeat(65536 / piece.length)), "Sums");
   }
 });
