@@ -165,6 +165,7 @@ def evaluate(
     evaluator: str | None,
     folder: DownloadDirectory | None,
     lines: bool,
+    exits_by_verdict: bool,
     detach: bool,
     seed: int | None,
     server: ServerAccess,
@@ -181,8 +182,8 @@ def evaluate(
 
     The evaluator is by default that of the git checkout around the current directory: --repository
     is the URL of origin, --commit is HEAD, and --directory is the current directory. Give all three
-    for another evaluator. With --problem the server knows the evaluator and its limits; see
-    `tawebeval problems`.
+    for another evaluator. With --problem the server knows the evaluator and its limits (see
+    `tawebeval problems`), and the last line of stdout is the verdict, such as "wrong answer".
 
     Ctrl-C cancels the evaluation; a second Ctrl-C leaves it running.
 
@@ -203,7 +204,11 @@ def evaluate(
     `tawebeval --help` lists the exit statuses. SIGTERM, SIGHUP and a closed stdout cancel the
     evaluation, as Ctrl-C does.
     """  # noqa: D301
-    screen = make_screen(lines=lines)
+    screen = make_screen(
+        lines=lines,
+        exits_by_verdict=exits_by_verdict,
+        prints_verdict=not (lines or problem is None),
+    )
     if problem is not None:
         _check_problem_options(click.get_current_context().params)
     elif evaluator is None:
@@ -309,6 +314,7 @@ def rerun(
     identifier: str,
     folder: DownloadDirectory | None,
     lines: bool,
+    exits_by_verdict: bool,
     detach: bool,
     server: ServerAccess,
     **changes: Any,
@@ -323,7 +329,8 @@ def rerun(
       tawebeval rerun $ID
       tawebeval rerun --seed 8 --limit wall_clock=60 $ID
     """  # noqa: D301
-    with open_context(server, make_screen(lines=lines)) as context:
+    screen = make_screen(lines=lines, exits_by_verdict=exits_by_verdict)
+    with open_context(server, screen) as context:
         begun = context.client.rerun(identifier, **changes)
         show_submitted_evaluation(context, begun, folder, detach=detach)
 
@@ -527,12 +534,12 @@ def _find_directory(context: click.Context, parameter: click.Parameter, path: Pa
 @DIRECTORY_OPTION
 @add_local_options
 @add_output_options
-def try_(lines: bool, **options: Any) -> None:
+def try_(lines: bool, exits_by_verdict: bool, **options: Any) -> None:
     """Run an evaluator on this machine, without a server.
 
     DIRECTORY takes the place of the git repository. The evaluator gets a copy, so DIRECTORY never
     changes. Sandbox, limits and event parser are the daemon's, with the settings of --config.
-    FIELDs, --files, --events and the exit status are those of `tawebeval evaluate`.
+    FIELDs, output options and the exit status are those of `tawebeval evaluate`.
 
     \b
       tawebeval try . --evaluator 'python3 evaluator.py' solutions/right.py
@@ -541,8 +548,7 @@ def try_(lines: bool, **options: Any) -> None:
     Root has to name another user by --user, who needs permission to read DIRECTORY and the files,
     but not the directories above the working directory.
     """  # noqa: D301
-    screen = make_screen(lines=lines)
-    screen.shows_excerpts = True
+    screen = make_screen(lines=lines, exits_by_verdict=exits_by_verdict, shows_excerpts=True)
     # Imported late: it imports much of the daemon.
     from tawebeval.cli.try_run import run_try
 
@@ -585,7 +591,7 @@ def check(root: Path | None, config: Path | None, seed: int | None, **options: A
     if root is not None:
         from tawebeval.cli.check_run import run_check
 
-        screen = make_screen(lines=False)
+        screen = make_screen()
         run_check(screen, root=root, config=config, seed=1 if seed is None else seed, **options)
     from tawebeval.daemon.configuration import check_configuration
 

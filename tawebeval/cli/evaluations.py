@@ -1,4 +1,4 @@
-"""Commands that show evaluations, problems and environments of a server; `cancel`."""
+"""Commands that show evaluations, problems and environments of a server; `cancel`, `share`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from typing import Any
 
 import click
 
-from tawebeval.cli.options import IDENTIFIER_ARGUMENT, JSON_OPTION, label_option, problem_option
+from tawebeval.cli.options import (
+    IDENTIFIER_ARGUMENT,
+    JSON_OPTION,
+    UTF8_ARGUMENT,
+    label_option,
+    problem_option,
+)
 from tawebeval.cli.output import (
     escape_control_characters,
     escape_table_row,
@@ -29,9 +35,12 @@ from tawebeval.cli.runtime import (
 from tawebeval.cli.servers import add_server_options
 from tawebeval.client import EvaluationGone, UnknownEvaluation
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
+from tawebeval.errors import format_size
 
 _ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
+_SIZES = ("memory", "file_size", "disk", "output", "stderr", "peak_memory_bytes", "buffered_bytes")
+_DAY = 86400  # seconds
 _AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
 
@@ -69,9 +78,35 @@ def status(identifier: str, as_json: bool, server: ServerAccess) -> None:
       tawebeval status --json $ID | jq .usage
     """  # noqa: D301
     with open_context(server, make_screen()) as context:
-        document = context.client.status(identifier)
-        format_document = format_json if as_json else format_status
-        context.screen.print_text(format_document(document))
+        _print_document(context, context.client.status(identifier), as_json)
+
+
+@click.command()
+@IDENTIFIER_ARGUMENT
+@click.option("--days", type=click.IntRange(1), metavar="N", help="End the link after N days.")
+@click.option("--revoke", is_flag=True, help="Revoke all links of the evaluation.")
+@JSON_OPTION
+@add_server_options
+def share(
+    identifier: str, days: int | None, revoke: bool, as_json: bool, server: ServerAccess
+) -> None:
+    """Print a link by which anybody can read an evaluation.
+
+    The page shows the evaluation at this URL, without a token. The link ends after 7 days, if the
+    server permits as many.
+
+    \b
+      tawebeval share $ID
+      tawebeval share --revoke $ID
+    """  # noqa: D301
+    with open_context(server, make_screen()) as context:
+        if revoke:
+            context.client.revoke_links(identifier)
+            return
+        made = context.client.make_link(identifier, lifetime=days and days * _DAY)
+        url = f"{server.url}/#shared/{identifier}/{made['link']}"
+        context.screen.print_text(format_json(made | {"url": url}) if as_json else url)
+        context.screen.show_message(f"the link ends at {made['expires']}")
 
 
 @click.command()
@@ -133,20 +168,26 @@ def list_(as_json: bool, server: ServerAccess, **wanted: Any) -> None:
 
 
 @click.command()
+@click.argument("name", type=UTF8_ARGUMENT, required=False)
 @JSON_OPTION
 @add_server_options
-def problems(as_json: bool, server: ServerAccess) -> None:
-    """List the problems of the server that you may submit for.
+def problems(name: str | None, as_json: bool, server: ServerAccess) -> None:
+    """List the problems that you may submit for, or show one.
 
     \b
       tawebeval problems
+      tawebeval problems word_count
       tawebeval evaluate --problem word_count solution.awk
     """  # noqa: D301
     with open_context(server, make_screen()) as context:
-        found = list(context.client.problems())
-        rows = [(one["name"], ", ".join(one["fields"]) or "any", one["title"]) for one in found]
-        rows.insert(0, ("NAME", "FIELDS", "TITLE"))
-        print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
+        if name is None:
+            found = list(context.client.problems())
+            rows = [(one["name"], ", ".join(one["fields"]) or "any", one["title"]) for one in found]
+            rows.insert(0, ("NAME", "FIELDS", "TITLE"))
+            print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
+            return
+        document = context.client.problem(name)
+        _print_document(context, document, as_json)
 
 
 @click.command()
@@ -196,23 +237,35 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
 
 def format_age(seconds: float) -> str:
     """Return a time in the largest unit of which it has one, such as `5 min`."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+    for unit, size in (("d", _DAY), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
     return f"{max(0, int(seconds))} s"
+
+
+def _print_document(context: CommandContext, document: dict[str, Any], as_json: bool) -> None:
+    context.screen.print_text((format_json if as_json else format_status)(document))
 
 
 def format_status(document: dict[str, Any]) -> str:
     """Return the lines of a status document, without empty members."""
     lines = []
     for name, value in document.items():
-        if value is None or value == "":
+        if value in (None, "", []):
             continue
-        if name == "results":
+        if isinstance(value, list):
+            value = ", ".join(value)
+        elif name == "results":
             value = ", ".join(summarize_results(value))
         elif isinstance(value, dict):
-            value = ", ".join(f"{k}: {v}" for k, v in value.items() if v is not None)
-        first, *others = str(value).rstrip("\n").split("\n")
+            shown = {key: _format_member(key, one) for key, one in value.items()}
+            value = ", ".join(f"{key}: {one}" for key, one in shown.items() if one is not None)
+        first, *others = str(_format_member(name, value)).rstrip("\n").split("\n")
         lines.append(f"{name:<15} {first}")
         lines += [f"{'':<15} {line}" for line in others]
     return escape_control_characters("\n".join(lines))
+
+
+def _format_member(name: str, value: Any) -> Any:
+    """Return a size in bytes in words, and any other value as it is."""
+    return format_size(value) if name in _SIZES and isinstance(value, int) else value

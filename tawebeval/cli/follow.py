@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shlex
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import (
     FAILED,
     GOOD,
+    NOT_ACCEPTED,
     WRONG,
     CommandContext,
     Interrupted,
@@ -54,20 +56,20 @@ class DownloadDirectory:
     path: Path
     _taken: set[str] = attrs.field(factory=set, init=False, repr=False, eq=False)
 
-    def save_file(self, file: File) -> Path:
+    def save_file(self, filename: str, content: bytes) -> Path:
         """Save a file under its base name and return its path. Blocks.
 
         A further file of the same name gets a number: `a-2.txt`. A file or a symbolic link that
         was there before is replaced. Raises ValueError for an invalid name, OSError.
         """
-        name = self._free_name(get_base_name(file.filename))
+        name = self._free_name(get_base_name(filename))
         target = self.path / name
         self.path.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         stream = target.open("xb")
         try:
             with stream:
-                stream.write(file.content)
+                stream.write(content)
         except OSError:
             target.unlink(missing_ok=True)  # cut off by a full disk
             raise
@@ -198,7 +200,8 @@ class EventDisplay:
     def __enter__(self) -> EventDisplay:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._screen.prints_verdict &= kind is None  # else not all events have come
         self._screen.finish_output()
 
     @property
@@ -215,7 +218,10 @@ class EventDisplay:
         """The exit status for the events shown."""
         if self.final_error is not None:
             return FAILED
-        return WRONG if self._has_unsaved else GOOD
+        if self._has_unsaved:
+            return WRONG
+        is_refused = self._screen.exits_by_verdict and self._screen.verdict != "accepted"
+        return NOT_ACCEPTED if is_refused else GOOD
 
     def show_page(self, page: Page) -> None:
         """Show the events of a page."""
@@ -223,7 +229,9 @@ class EventDisplay:
             self._screen.show_event(event)
             self._check_markers(event)
             if self._folder is not None and isinstance(event, File):
-                self._has_unsaved |= not _save(event, self._folder, self._screen)
+                self._has_unsaved |= not _save(
+                    event.filename, event.content, self._folder, self._screen
+                )
             self.last_event = event
         self._screen.flush()
         self._screen.draw_status()
@@ -247,9 +255,9 @@ def warn_of_empty_stdout(screen: Screen) -> None:
     screen.show_message("the evaluator printed nothing on stdout", "yellow")
 
 
-def _save(file: File, folder: DownloadDirectory, screen: Screen) -> bool:
+def _save(filename: str, content: bytes, folder: DownloadDirectory, screen: Screen) -> bool:
     try:
-        screen.show_message(f"  saved as {folder.save_file(file)}")
+        screen.show_message(f"  saved as {folder.save_file(filename, content)}")
     except PermissionError as error:
         user = get_user_name(os.geteuid())
         screen.show_message(f"  not saved: the user {user} cannot write {error.filename}", "red")
@@ -278,11 +286,17 @@ _OUTPUT_OPTIONS = (
     click.option(
         "--events", "lines", is_flag=True, help="Print all events as JSON Lines, for programs."
     ),
+    click.option(
+        "--exit-status",
+        "exits_by_verdict",
+        is_flag=True,
+        help=f'Exit with status {NOT_ACCEPTED} unless the verdict is "accepted".',
+    ),
 )
 
 
 def add_output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `--files` and `--events`, as `folder` and `lines`."""
+    """Give a command `--files`, `--events` and `--exit-status`, as in `_OUTPUT_OPTIONS`."""
     for option in reversed(_OUTPUT_OPTIONS):
         command = option(command)
     return command
@@ -311,8 +325,8 @@ def follow(
     identifier: str,
     cursor: str | None,
     folder: DownloadDirectory | None,
-    lines: bool,
     server: ServerAccess,
+    **shown: bool,
 ) -> None:
     """Show the output of an evaluation that was submitted before.
 
@@ -329,7 +343,7 @@ def follow(
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
       tawebeval follow $ID
     """  # noqa: D301
-    with open_context(server, make_screen(lines=lines)) as context:
+    with open_context(server, make_screen(**shown)) as context:
         reader = EvaluationReader(context, identifier, cursor)
         try:
             with suppress(Refused):  # reported below
@@ -339,3 +353,29 @@ def follow(
         except Interrupted:
             context.screen.show_message(f"continue here with `{reader.resume_command}`")
             raise
+
+
+@click.command()
+@IDENTIFIER_ARGUMENT
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIRECTORY")
+@add_server_options
+def download(identifier: str, folder: Path, server: ServerAccess) -> None:
+    """Save the submitted files of an evaluation in a directory.
+
+    The directory is made if it does not exist; files of the same names are replaced. A server sends
+    files of 256 KiB together; the command names the others, and exits with status 2.
+
+    \b
+      tawebeval download $ID submitted
+    """  # noqa: D301
+    with open_context(server, make_screen()) as context:
+        screen, directory = context.screen, DownloadDirectory(folder)
+        for file in context.client.submission(identifier):
+            screen.show_message(f"{file['field']}: {file['filename']}", "cyan")
+            content = file["text"].encode() if "text" in file else None
+            if "base64" in file:
+                content = b64decode(file["base64"])
+            if content is None:
+                screen.show_message("  not saved: the files are too large together", "red")
+            if content is None or not _save(file["filename"], content, directory, screen):
+                context.exit_status = WRONG

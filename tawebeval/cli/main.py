@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,8 @@ _COMMANDS = {
     "environments": "evaluations:environments",
     "follow": "follow:follow",
     "status": "evaluations:status",
+    "share": "evaluations:share",
+    "download": "follow:download",
     "cancel": "evaluations:cancel",
     "rerun": "evaluate:rerun",
     "list": "evaluations:list_",
@@ -50,6 +53,15 @@ class LazyGroup(click.Group):
         module, _, name = place.partition(":")
         command: click.Command = getattr(import_module(f"tawebeval.cli.{module}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return a command and its arguments. Raises UsageError, with similar names."""
+        similar = get_close_matches(args[0], _COMMANDS)
+        if similar and args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"no such command: {args[0]}; did you mean {' or '.join(similar)}?")
+        return super().resolve_command(ctx, args)
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
         """Run a command. Where stdout cannot be written to, say so, and exit with status 2."""
@@ -91,6 +103,7 @@ def main() -> None:
       1    the evaluation failed; the last line says why
       2    the command is invalid, the server refused it, or a file or stdout cannot be written
       3    the server cannot be reached
+      4    with --exit-status: the verdict is not "accepted"
       130  Ctrl-C before the evaluation has begun, or in follow
       141  stdout is closed
       143  ended by SIGTERM; 129 by SIGHUP

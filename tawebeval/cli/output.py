@@ -17,7 +17,7 @@ import attrs
 import click
 
 from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
-from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
+from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary, judge_evaluation
 from tawebeval.errors import format_size
 
 _EXCERPTS = ("input", "expected", "printed")
@@ -128,6 +128,8 @@ class Screen:
     `notes` is discarded without an error, which nobody could see. `shows_summary` is False if not
     all events of the evaluation are shown: a summary of their results would mislead.
     `shows_excerpts` is whether a case shows its input, and what was expected and printed.
+    `prints_verdict` is whether the last line of `out` is the verdict; `exits_by_verdict`, whether
+    the exit status of the command tells if it is "accepted".
     """
 
     _out: TextIO
@@ -136,6 +138,10 @@ class Screen:
     _lines: bool = False
     shows_summary: bool = True
     shows_excerpts: bool = False
+    prints_verdict: bool = False
+    exits_by_verdict: bool = False
+    verdict: str = ""
+    """The verdict after `finish_output`; empty if not all events were shown."""
     _status: str = ""  # the last line of a terminal, below all output
     _begun: bool = False  # the last line on `out` has no terminator yet
     _returned: bool = False  # a carriage return is held back, as a line feed may follow
@@ -151,6 +157,8 @@ class Screen:
 
     def show_event(self, event: Event) -> None:
         """Show an event: of a file only name and size, and a final error when nothing follows."""
+        if isinstance(event, Data) and len(event.raw_json) <= MAX_RESULT_BYTES:
+            self._results.add_if_result(event.raw_json.encode())
         if self._lines:
             self._print(_line(event) + "\n")
             return
@@ -221,24 +229,28 @@ class Screen:
         self._write("", flush=True)
 
     def finish_output(self) -> None:
-        """Show a summary of the cases and the final error, and end a partial line on a terminal."""
+        """Show a summary of the cases, the final error and the verdict; end a partial line."""
         results, uncounted = self._results.build_json_object(), self._results.uncounted_value
         self._results, self._status = ResultSummary(), ""
-        if results is not None and results["cases"] and self.shows_summary:
+        if self.shows_summary:
+            self.verdict = judge_evaluation(
+                None if self._error is None else self._error.reason, results
+            )
+        if results is not None and results["cases"] and self.shows_summary and not self._lines:
             words = summarize_results(results | {"progress": None})
             self.show_message(f"summary: {', '.join(words)}", "cyan")
-        if uncounted:
+        if uncounted and not self._lines:
             self.show_message(f"warning: {uncounted}", "yellow")
         if self._error is not None:
             self._complain("failed", self._error)
             self._error = None
         self._make_room()
-        if self._begun and self._out.isatty():
+        if self._begun and (self.prints_verdict or self._out.isatty()):
             self._write("\n", flush=True)
+        if self.prints_verdict and self.verdict:
+            self.print_text(self.verdict)
 
     def _show_value(self, data: Data) -> None:
-        if len(data.raw_json) <= MAX_RESULT_BYTES:
-            self._results.add_if_result(data.raw_json.encode())
         with suppress(ValueError):  # Python cannot decode the value
             if case := format_case(data.payload, with_excerpts=self.shows_excerpts):
                 lines, colour = case

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
@@ -21,7 +21,7 @@ from tawebeval.errors import ConfigurationError
 if TYPE_CHECKING:
     from tawebeval.client import Client
 
-GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
+GOOD, FAILED, WRONG, UNREACHABLE, NOT_ACCEPTED = 0, 1, 2, 3, 4
 INTERRUPTED, UNREAD = 130, 141
 """The exit statuses; these two are those of a shell for SIGINT and SIGPIPE."""
 
@@ -89,8 +89,8 @@ class RetryMessages:
         self._waiting = False
 
 
-def make_screen(*, lines: bool = False) -> Screen:
-    """Return the screen on stdout and stderr; `lines` prints events as JSON. Raises UsageError."""
+def make_screen(**settings: Any) -> Screen:
+    """Return the screen on stdout and stderr, with these attributes. Raises UsageError."""
     if sys.stdout is None:
         raise click.UsageError("stdout is closed; to discard the output, redirect it: >/dev/null")
     if sys.stderr is None:
@@ -99,7 +99,7 @@ def make_screen(*, lines: bool = False) -> Screen:
         # Programs get UTF-8 whatever the locale is.
         encoding = stream.encoding if stream.isatty() else "utf-8"
         stream.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
-    return Screen(sys.stdout, sys.stderr, should_use_colour(sys.stderr, os.environ), lines)
+    return Screen(sys.stdout, sys.stderr, should_use_colour(sys.stderr, os.environ), **settings)
 
 
 @attrs.define

@@ -585,6 +585,8 @@ class _Link(msgspec.Struct):
 class _File(msgspec.Struct):
     field: str
     filename: str
+    text: str | None = None
+    base64: bytes | None = None
 
 
 class _Environment(msgspec.Struct):

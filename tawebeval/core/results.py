@@ -19,6 +19,7 @@ bounded likewise.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -172,6 +173,36 @@ class ResultSummary(msgspec.Struct, array_like=True):
             "progress": progress and {"done": progress.done, "total": progress.total},
             "score": score and {"score": _shorten(score.score), "maximum": _shorten(score.maximum)},
         }
+
+
+_FIRST = ("judge_error", "compile_error")  # which say more than any other verdict
+
+
+def judge_evaluation(reason: str | None, results: Mapping[str, Any] | None) -> str:
+    """Return the verdict of an ended evaluation in words, the same as on the page.
+
+    `reason` is that of its failure, `results` the summary of its status. The verdict is "finished"
+    if the results tell none.
+    """
+    if reason is not None:
+        return "cancelled" if reason == "cancelled" else "evaluation failed"
+    if results is None:
+        return "finished"
+    cases, score, reached = results["cases"], results["score"], {*results["goals"].values()}
+    maximum = score and score["maximum"]
+    share = score["score"] / maximum if score and maximum and maximum > 0 else None
+    is_part = share is not None and 0 < share < 1
+    failing: list[str] = [each for each in cases if each not in ("accepted", "partial", "skipped")]
+    worst = next((each for each in (*_FIRST, *failing) if each in failing), None)
+    if worst is not None and (worst in _FIRST or not is_part):
+        return worst.replace("_", " ")
+    if is_part or len(reached) > 1 or "partial" in cases:
+        return "partly correct"
+    if False in reached or (share is not None and share <= 0):
+        return "not accepted"
+    if results["goals_omitted"] or "skipped" in cases:
+        return "incomplete"
+    return "accepted" if cases or reached or share is not None else "finished"
 
 
 def _describe_uncounted(json_value: bytes, kind: str, message: str) -> str:

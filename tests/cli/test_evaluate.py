@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tawebeval.cli.follow import EvaluationReader
 from tawebeval.cli.runtime import ServerAccess, open_context
 from tawebeval.client import Client
 from tawebeval.config import Configuration, ProblemSettings
+from tawebeval.errors import EvaluationExpired
 from tests.cases.agents import Fate
 from tests.cases.client import FOR_EVER
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
@@ -68,7 +70,7 @@ class EvaluateTests(CommandTestCase):
         self.meanwhile = self.end()
         arguments = ("evaluate", "--problem", "one", "--label", "a=b")
         result = self.run_command(*arguments, str(self.file))
-        self.assertEqual((result.exit_code, result.stdout), (0, "hello\n"))
+        self.assertEqual((result.exit_code, result.stdout), (0, "hello\nfinished\n"))
         identifier = self.run_command(*arguments, "--detach", "x=1").stdout.strip()
         self.line.service.world.turn()
         status = json.loads(self.run_command("status", "--json", identifier).stdout)
@@ -85,6 +87,63 @@ class EvaluateTests(CommandTestCase):
             self.assertIn(f"--problem sets {option[0]}", result.stderr)
         result = self.run_command("evaluate", "x=1")
         self.assertIn("give --evaluator CMD, or --problem NAME", result.stderr)
+
+    def test_problem_is_shown_by_name_with_its_statement(self) -> None:
+        problem = ProblemSettings(
+            "https://example.org/p.git", "./run", commit=OID, fields=("a", "b"), title="Two"
+        )
+        self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
+        shown = self.run_command("problems", "one").stdout
+        self.assertRegex(shown, r"(?m)^title +Two$")
+        self.assertRegex(shown, r"(?m)^fields +a, b$")
+        self.assertRegex(shown, r"(?m)^limits .*\bmemory: 512 MiB")
+        document = json.loads(self.run_command("problems", "one", "--json").stdout)
+        self.assertEqual((document["name"], document["fields"]), ("one", ["a", "b"]))
+        result = self.run_command("problems", "two")
+        self.assertEqual((result.exit_code, result.stdout), (2, ""))
+
+    def test_verdict_ends_stdout_for_a_problem_and_exit_status_tells_it_on_request(self) -> None:
+        problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID)
+        self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
+        case = '{"type":"case","case":"1","verdict":"%s"}'
+        evaluate = ("evaluate", "--problem", "one", "x=1")
+        for arguments, verdict, status, exits, stdout in (
+            (evaluate, "accepted", 0, 0, "hello\naccepted\n"),
+            (evaluate, "wrong_answer", 0, 4, "hello\nwrong answer\n"),
+            (evaluate, "accepted", 3, 1, "hello\nevaluation failed\n"),
+            (("evaluate", *REPOSITORY, "x=1"), "accepted", 0, 0, "hello"),
+            (("evaluate", *REPOSITORY, "x=1"), "skipped", 0, 4, "hello"),
+        ):
+            for lines in (False, True):
+                self.meanwhile = self.print_and_end(b"hello", case % verdict, status)
+                options = ("--exit-status", "--events") if lines else ("--exit-status",)
+                result = self.run_command(*arguments, *options)
+                self.assertEqual(result.exit_code, exits, result.stderr)
+                if not lines:
+                    self.assertEqual(result.stdout, stdout)
+                else:
+                    self.assertTrue(all(map(json.loads, result.stdout.splitlines())))
+                    self.assertNotIn("summary", result.stderr)
+        self.meanwhile = self.print_and_end(b"", case % "wrong_answer", 0)
+        self.assertEqual(self.run_command(*evaluate).exit_code, 0)
+
+    def test_no_verdict_is_printed_for_an_evaluation_that_is_lost(self) -> None:
+        problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID)
+        self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
+        self.lose(EvaluationExpired())
+        result = self.run_command("evaluate", "--problem", "one", "x=1")
+        self.assertEqual((result.exit_code, result.stdout), (1, ""))
+
+    def print_and_end(self, text: bytes, value: str, status: int) -> Callable[[], None]:
+        """Return what lets the evaluator print a value and a text, and end."""
+
+        def meanwhile() -> None:
+            children = self.line.service.world.spawn.children
+            if children and children[-1].is_running:
+                children[-1].print(self.block(value) + text)
+                children[-1].end(status)
+
+        return meanwhile
 
     def test_labels_are_sent_and_filter_lists(self) -> None:
         arguments = ("evaluate", *REPOSITORY, "--detach", "--label", "team=a = b", "x=1")

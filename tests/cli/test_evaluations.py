@@ -30,6 +30,29 @@ class EvaluationsTests(CommandTestCase):
         self.assertRegex(shown, r"(?m)^exit +status: 3$")
         self.assertRegex(shown, r"(?m)^stderr +one\n +two \\u001b\[2J$")
 
+    def test_sizes_in_a_status_have_units(self) -> None:
+        identifier = self.line.begin(limits={"memory": "64M", "output": 1500})
+        shown = self.run_command("status", identifier).stdout
+        self.assertRegex(shown, r"(?m)^limits .*\bmemory: 64 MiB,.*\boutput: 1.5 KiB,")
+        self.assertRegex(shown, r"(?m)^buffered_bytes +0 bytes$")
+
+    def test_link_is_printed_as_url_of_the_page_and_revoked(self) -> None:
+        identifier = self.line.begin()
+        result = self.run_command("share", "--days", "2", identifier)
+        pattern = rf"\Ahttp://127.0.0.1:8080/#shared/{identifier}/(link_[A-Za-z0-9_-]{{28}})\n\Z"
+        self.assertRegex(result.stdout, pattern)
+        self.assertRegex(result.stderr, "the link ends at [0-9]{4}-")
+        document = json.loads(self.run_command("share", "--json", identifier).stdout)
+        self.assertEqual(sorted(document), ["expires", "link", "url"])
+        self.assertRegex(document["url"] + "\n", pattern)
+        for status, revoke in ((0, False), (2, True)):
+            if revoke:
+                result = self.run_command("share", "--revoke", identifier)
+                self.assertEqual((result.exit_code, result.stdout), (0, ""))
+            self.line.client.token = document["link"]
+            self.assertEqual(self.run_command("status", identifier).exit_code, status)
+            self.line.client.token = None
+
     def test_cancelled_evaluation_is_followed_to_its_end(self) -> None:
         self.line.service.world.spawn.obeys = (15,)
         identifier = self.line.begin()

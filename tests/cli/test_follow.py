@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.evaluate import show_submitted_evaluation
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
-from tawebeval.client import File, Page
+from tawebeval.client import NamedFile, Page
 from tawebeval.client.http import build_refusal
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
 from tests.cases.agents import Fate
@@ -149,9 +149,24 @@ class FollowTests(CommandTestCase):
         self.assertIn("failed: the server answers 410", shown.notes.getvalue())
 
 
-def file(name: str, content: bytes = b"new") -> File:
-    """Return a file."""
-    return File(name, "text/plain", content)
+class DownloadTests(CommandTestCase):
+    def test_submitted_files_are_saved_and_those_without_content_exit_with_status_2(self) -> None:
+        folder = Path(self.mktemp())
+        submission = {
+            "source": NamedFile("../a.py", b"print(1)\n"),
+            "raw": NamedFile("b.bin", b"\0\xff"),
+            "big": NamedFile("c.txt", b"x" * (257 << 10)),
+        }
+        identifier = self.line.begin(submission=submission)
+        result = self.run_command("download", identifier, str(folder))
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("c.txt\n  not saved: the files are too large together", result.stderr)
+        found = {path.name: path.read_bytes() for path in folder.iterdir()}
+        self.assertEqual(found, {"a.py": b"print(1)\n", "b.bin": b"\0\xff"})
+        identifier = self.line.begin()
+        result = self.run_command("download", identifier, str(folder))
+        self.assertEqual((result.exit_code, result.stdout), (0, ""))
+        self.assertEqual((folder / "source.txt").read_bytes(), b"print()\n")
 
 
 class FolderTests(SynchronousTestCase):
@@ -163,7 +178,7 @@ class FolderTests(SynchronousTestCase):
 
     def test_file_is_saved_in_the_directory_under_its_base_name(self) -> None:
         for name in ("a.txt", "../../a.txt", "/etc/a.txt", "..\\a.txt"):
-            path = DownloadDirectory(self.folder.path).save_file(file(name))
+            path = DownloadDirectory(self.folder.path).save_file(name, b"new")
             self.assertEqual(path, self.folder.path / "a.txt")
             self.assertEqual(path.read_bytes(), b"new")
             self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a.txt"])
@@ -172,13 +187,13 @@ class FolderTests(SynchronousTestCase):
 
     def test_invalid_file_names_are_refused(self) -> None:
         for name in ("", ".", "..", "a/", "a\0b", "x" * 300):
-            self.assertRaises(ValueError, self.folder.save_file, file(name))
+            self.assertRaises(ValueError, self.folder.save_file, name, b"new")
 
     def test_existing_file_or_link_is_replaced_by_a_plain_file(self) -> None:
         self.folder.path.mkdir(parents=True)
         (self.folder.path / "a.txt").symlink_to((self.root / "victim").resolve())
         for content in (b"long and old", b"new"):
-            path = DownloadDirectory(self.folder.path).save_file(file("a.txt", content))
+            path = DownloadDirectory(self.folder.path).save_file("a.txt", content)
             self.assertFalse(path.is_symlink())
             self.assertEqual(path.read_bytes(), content)
         self.assertEqual((self.root / "victim").read_bytes(), b"old")
@@ -187,11 +202,11 @@ class FolderTests(SynchronousTestCase):
 
     def test_files_of_the_same_name_get_numbers_and_failed_ones_leave_no_trace(self) -> None:
         (self.folder.path / "a.txt").mkdir(parents=True)
-        self.assertRaises(OSError, self.folder.save_file, file("a.txt"))
+        self.assertRaises(OSError, self.folder.save_file, "a.txt", b"new")
         self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a.txt"])
         (self.folder.path / "a.txt").rmdir()
         names = ["a.txt", "a-2.txt", "a.txt", "b/a.txt", "a-2.txt", "Makefile", "Makefile"]
-        saved = [self.folder.save_file(file(n, b"%d" % i)) for i, n in enumerate(names)]
+        saved = [self.folder.save_file(n, b"%d" % i) for i, n in enumerate(names)]
         self.assertEqual(
             [path.name for path in saved],
             ["a.txt", "a-2.txt", "a-3.txt", "a-4.txt", "a-2-2.txt", "Makefile", "Makefile-2"],
@@ -202,7 +217,7 @@ class FolderTests(SynchronousTestCase):
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-        self.assertRaises(OSError, self.folder.save_file, file("a.txt", b"x" * 1000))
+        self.assertRaises(OSError, self.folder.save_file, "a.txt", b"x" * 1000)
         self.assertEqual(list(self.folder.path.iterdir()), [])
 
 

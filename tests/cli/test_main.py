@@ -72,6 +72,16 @@ class MainTests(SynchronousTestCase):
             self.assertEqual(result.exit_code, status)
             self.assertEqual("stdout: No space left on device\n" in result.stderr, status == 2)
 
+    def test_similar_commands_are_named_for_an_unknown_one(self) -> None:
+        for name, words in (
+            ("evalute", "no such command: evalute; did you mean evaluate?"),
+            ("zzz", "No such command 'zzz'"),
+            ("--jsn", "No such option"),
+        ):
+            result = CliRunner().invoke(main, [name])
+            self.assertEqual(result.exit_code, 2)
+            self.assertIn(words, result.stderr)
+
     def test_summaries_of_commands_fit_into_80_columns(self) -> None:
         output = CliRunner().invoke(main, ["--help"], terminal_width=80).output
         context = click.Context(main)

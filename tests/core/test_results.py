@@ -19,6 +19,7 @@ from tawebeval.core.results import (
     TYPE_KEY_JSON,
     VERDICTS,
     ResultSummary,
+    judge_evaluation,
 )
 from tawebeval.core.segi import SegiParser
 from tests.cases.strategies import BYTE_BY_BYTE, MARKERS, Chunk, chunks_of
@@ -287,6 +288,42 @@ class PackingTests(SynchronousTestCase):
         for packed in (b"", b"\x80", b"\xff" * 9):
             with self.assertRaises(msgspec.DecodeError):
                 ResultSummary.unpack(packed)
+
+
+class VerdictTests(SynchronousTestCase):
+    def test_results_lead_to_the_verdict_that_the_page_shows(self) -> None:
+        for expected, members in (  # as in tests/integration/page_modules/verdict.mjs
+            ("finished", None),
+            ("finished", {"progress": {"done": 1, "total": 1}}),
+            ("finished", points(7)),
+            ("accepted", {"cases": {"accepted": 2}}),
+            ("accepted", {"goals": {"fast": True}}),
+            ("accepted", points(100, 100)),
+            ("accepted", {"cases": {"accepted": 1}, "goals": {"fast": True}, **points(5, 5)}),
+            ("wrong answer", {"cases": {"accepted": 8, "wrong_answer": 1, "time_limit": 3}}),
+            ("time limit", {"cases": {"time_limit": 1, "wrong_answer": 9}, **points(0, 10)}),
+            ("judge error", {"cases": {"wrong_answer": 9, "compile_error": 1, "judge_error": 1}}),
+            ("compile error", {"cases": {"wrong_answer": 1, "compile_error": 1}, **points(5, 10)}),
+            ("partly correct", {"cases": {"accepted": 3, "wrong_answer": 1}, **points(30, 40)}),
+            ("partly correct", {"cases": {"accepted": 3, "partial": 1}}),
+            ("partly correct", {"goals": {"fast": False, "legal": True}}),
+            ("partly correct", {"cases": {"accepted": 3}, **points(1, 2)}),
+            ("not accepted", {"cases": {"accepted": 3}, "goals": {"fast": False}}),
+            ("not accepted", {"goals": {"fast": False, "legal": False}}),
+            ("not accepted", {"cases": {"accepted": 3}, **points(0, 2)}),
+            ("incomplete", {"cases": {"accepted": 3, "skipped": 1}}),
+            ("incomplete", {"cases": {"skipped": 1}}),
+            ("incomplete", {"goals": {"fast": True}, "goals_omitted": 1}),
+        ):
+            results = None if members is None else {**EMPTY, **members}
+            self.assertEqual(judge_evaluation(None, results), expected, members)
+            self.assertEqual(judge_evaluation("cancelled", results), "cancelled")
+            self.assertEqual(judge_evaluation("exit", results), "evaluation failed")
+
+
+def points(score: float, maximum: float | None = None) -> dict[str, Any]:
+    """Return a score as a summary has it."""
+    return {"score": {"score": score, "maximum": maximum}}
 
 
 class ParserTests(SynchronousTestCase):
