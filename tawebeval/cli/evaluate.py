@@ -532,6 +532,9 @@ def _find_directory(context: click.Context, parameter: click.Parameter, path: Pa
 @FIELDS_ARGUMENT
 @evaluator_option(required=True)
 @DIRECTORY_OPTION
+@click.option(
+    "--watch", is_flag=True, help="Run again whenever a file of DIRECTORY or a FIELD changes."
+)
 @add_local_options
 @add_output_options
 def try_(lines: bool, exits_by_verdict: bool, **options: Any) -> None:

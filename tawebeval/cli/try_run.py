@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeAlias
@@ -16,6 +18,7 @@ from typing import Any, NoReturn, TypeAlias
 import attrs
 import click
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from tawebeval.cli.follow import (
@@ -95,23 +98,17 @@ def copy_working_tree(root: Path, run_directory: Path, limits: TreeLimits) -> Ch
     files = size = 0
     try:
         target.mkdir(parents=True)
-        for folder, directories, names in os.walk(root, onerror=_raise):
-            parent = Path(folder)
-            directories[:] = [
-                name for name in directories if parent / name not in (root / ".git", run_directory)
-            ]
-            for source in (parent / name for name in (*directories, *names)):
-                status, copy = source.lstat(), target / source.relative_to(root)
-                mode = status.st_mode
-                files += 1
-                size += status.st_size if stat.S_ISREG(mode) else 0
-                limits.check_tree(files, size)
-                if stat.S_ISLNK(mode):
-                    copy.symlink_to(os.readlink(source))
-                elif stat.S_ISDIR(mode):
-                    copy.mkdir()
-                elif stat.S_ISREG(mode):
-                    shutil.copy2(source, copy)
+        for source, status in _walk(root, run_directory):
+            copy, mode = target / source.relative_to(root), status.st_mode
+            files += 1
+            size += status.st_size if stat.S_ISREG(mode) else 0
+            limits.check_tree(files, size)
+            if stat.S_ISLNK(mode):
+                copy.symlink_to(os.readlink(source))
+            elif stat.S_ISDIR(mode):
+                copy.mkdir()
+            elif stat.S_ISREG(mode):
+                shutil.copy2(source, copy)
     except OSError as error:
         raise EvaluationFailure(
             "repository", f"{error.filename} cannot be copied: {error.strerror}"
@@ -119,8 +116,54 @@ def copy_working_tree(root: Path, run_directory: Path, limits: TreeLimits) -> Ch
     return Checkout(Commit(NULL_COMMIT_OID, NULL_COMMIT_OID, files, size), target, lambda: None)
 
 
+def _walk(root: Path, left_out: Path | None) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield all that is below a directory, but `.git` and `left_out`. Blocks. Raises: OSError."""
+    for folder, directories, names in os.walk(root, onerror=_raise):
+        parent = Path(folder)
+        directories[:] = [
+            name for name in directories if parent / name not in (root / ".git", left_out)
+        ]
+        for path in (parent / name for name in (*directories, *names)):
+            yield path, path.lstat()
+
+
 def _raise(error: OSError) -> None:
     raise error
+
+
+_POLL = 0.5  # seconds between looks at the files of --watch
+# Editors write them while they save a file, or keep them beside an unsaved one.
+_TEMPORARY = re.compile(r"\.#|#.*#$|4913$|\.goutputstream-|.*(~|\.sw.|\.tmp)$")
+
+Snapshot: TypeAlias = dict[Path, tuple[int, int, int]]
+"""Files, and what changes when they do; empty while they cannot be listed."""
+
+
+def take_snapshot(root: Path, fields: Submission, left_out: Path | None) -> Snapshot:
+    """Return what is below `root`, and the files of a submission. Blocks.
+
+    `left_out` is a directory that is of no interest. What is not copied counts, too.
+    """
+    try:
+        found = [(path, status) for path, status in _walk(root, left_out)]
+        files = (path for path in fields.values() if isinstance(path, Path))
+        found += [(path, path.stat()) for path in files if path.exists()]
+    except OSError:
+        return {}
+    return {
+        path: (status.st_ino, status.st_size, status.st_mtime_ns)
+        for path, status in found
+        if not stat.S_ISDIR(status.st_mode) and not _TEMPORARY.match(path.name)
+    }
+
+
+async def wait_for_change(reactor: Any, take: Callable[[], Snapshot], seen: Snapshot) -> list[str]:
+    """Return names of what has changed since a snapshot, when nothing changes any more."""
+    before, now = seen, take()
+    while before != now or now == seen:
+        await deferLater(reactor, _POLL)
+        before, now = now, take()
+    return sorted({path.name for path, _ in seen.items() ^ now.items()})
 
 
 def open_context(
@@ -327,6 +370,7 @@ def run_try(
     evaluator: str,
     seed: int | None,
     folder: DownloadDirectory | None,
+    watch: bool = False,
     **options: Any,
 ) -> NoReturn:
     """Run the evaluator, show its output, and exit with the status. Raises UsageError.
@@ -336,17 +380,46 @@ def run_try(
     """
     drawn = draw_seed(os.urandom) if seed is None else seed
     setup = read_setup("try", **options)
-    files: list[SubmissionFile] = []
+    saved = None
+    if folder is not None:
+        root, target = os.path.realpath(setup.root), os.path.realpath(folder.path)
+        if watch and root == target:
+            raise click.UsageError("--watch: what --files saves would change DIRECTORY")
+        saved = setup.root / os.path.relpath(target, root)  # the root may be relative
 
-    def write_files(run_directory: Path) -> None:
-        files.extend(write_upload(fields, run_directory / UPLOAD_NAME))
+    async def try_once(reactor: Any) -> tuple[int, bool]:
+        files: list[SubmissionFile] = []
+
+        def write_files(run_directory: Path) -> None:
+            files.extend(write_upload(fields, run_directory / UPLOAD_NAME))
+
+        with open_runner(setup, screen, reactor, write_files) as runner:
+            show_seed(screen, drawn if seed is None else None)
+            evaluation = runner.make_evaluation(UPLOAD_NAME, evaluator, drawn, tuple(files))
+            own = None if folder is None else DownloadDirectory(folder.path)
+            return await _show_evaluation(evaluation, screen, own)
+
+    async def watch_files(reactor: Any) -> int:
+        take = partial(take_snapshot, setup.root, fields, saved)
+        while True:
+            seen = take()
+            try:
+                status, is_cancelled = await try_once(reactor)
+            except (click.UsageError, OSError) as error:  # a file is missing, or refused
+                words = str(error)
+                if isinstance(error, OSError):
+                    words = f"{error.filename}: {error.strerror}"
+                screen.show_message(words, "red")
+            else:
+                if is_cancelled:
+                    return status
+            screen.show_message("waiting for a change of the files; Ctrl-C ends", "cyan")
+            changed = await wait_for_change(reactor, take, seen)
+            screen.show_message(f"changed: {', '.join(changed[:5])}", "cyan")
 
     async def work(reactor: Any) -> int:
         try:
-            with open_runner(setup, screen, reactor, write_files) as runner:
-                show_seed(screen, drawn if seed is None else None)
-                evaluation = runner.make_evaluation(UPLOAD_NAME, evaluator, drawn, tuple(files))
-                return await _show_evaluation(evaluation, screen, folder)
+            return await watch_files(reactor) if watch else (await try_once(reactor))[0]
         except SystemExit as error:  # the sandbox does not work
             screen.show_message(str(error).removeprefix("tawebeval: "), "red")
             return WRONG
@@ -356,12 +429,12 @@ def run_try(
 
 async def _show_evaluation(
     evaluation: Evaluation, screen: Screen, folder: DownloadDirectory | None
-) -> int:
-    """Run an evaluation, show it and return the exit status."""
+) -> tuple[int, bool]:
+    """Run an evaluation and show it; return the exit status, and whether it was cancelled."""
     with EventDisplay(screen, folder) as display:
         if screen.shows_progress:
             screen.show_status("running")
-        await run_evaluation(evaluation, display.show_page)
+        is_cancelled = await run_evaluation(evaluation, display.show_page)
     if display.last_event is None:
         warn_of_empty_stdout(screen)
     result, times = evaluation.details.run_result, evaluation.details.state_times
@@ -373,7 +446,7 @@ async def _show_evaluation(
         if result.exit_status is not None:
             seconds = times["ended"] - times[EvaluationState.RUNNING.value]
             screen.show_message(describe_usage(result.usage, seconds, evaluation.limits.memory))
-    return display.status
+    return display.status, is_cancelled
 
 
 async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], object]) -> bool:

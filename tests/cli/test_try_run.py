@@ -11,6 +11,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli import main
@@ -19,6 +20,8 @@ from tawebeval.cli.try_run import (
     copy_working_tree,
     describe_usage,
     read_pages,
+    take_snapshot,
+    wait_for_change,
     write_upload,
 )
 from tawebeval.client import EvaluationError as ErrorEvent
@@ -112,6 +115,37 @@ class WorkingTreeTests(SynchronousTestCase):
         self.root = self.base / "gone"
         shutil.rmtree(self.base / "place")
         self.assertIn(f"{self.root} cannot", str(self.assertRaises(EvaluationFailure, self.copy)))
+
+
+class WatchTests(SynchronousTestCase):
+    def test_change_is_told_when_the_files_have_settled(self) -> None:
+        clock, root = Clock(), Path(self.mktemp())
+        root.mkdir()
+        (root / "a").touch()
+        outside = root.with_suffix(".py")
+        take = partial(take_snapshot, root, {"source": outside, "text": "x"}, root / "saved")
+        seen = take()
+        waiting = Deferred.fromCoroutine(wait_for_change(clock, take, seen))
+
+        def wait() -> None:
+            clock.advance(1)
+            self.assertNoResult(waiting)
+
+        for name in (".a.swp", "a~", ".#a", "#a#", "4913", "a.tmp"):
+            (root / name).touch()
+        (root / ".git").mkdir()
+        (root / ".git" / "index").touch()
+        (root / "saved").mkdir()
+        (root / "saved" / "file").touch()
+        wait()
+        (root / "a").unlink()
+        wait()
+        (root / "a").write_text("new")
+        wait()
+        outside.touch()
+        wait()
+        clock.advance(1)
+        self.assertEqual(self.successResultOf(waiting), ["a", outside.name])
 
 
 class UploadTests(SynchronousTestCase):

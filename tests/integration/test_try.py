@@ -130,6 +130,43 @@ class TryTests(TestCase):
             self.assertEqual(await terminal.end(), status, terminal.shown)
             self.assertIn("the evaluation was cancelled", terminal.shown)
 
+    async def test_watch_runs_again_when_files_have_changed(self) -> None:
+        command = '. "$EVALUATION_TOOLS/lib/segi.sh"; cat inner/secret; echo ready; '
+        command += "segi_send_file kept inner/secret"
+        secret, solution = self.root / "inner" / "secret", self.root / "solution.py"
+        saved = self.root / "saved"  # changes at each run, which is none of the files
+        saved.mkdir()
+        saved.chmod(0o777)
+        more = ("--watch", "--files", str(saved), f"source:{solution}")
+        terminal = await self.attempt_in_terminal(command, *more)
+
+        async def wait(count: int, words: str = "waiting for a change") -> None:
+            await until(lambda: terminal.shown.count(words) == count, f"{words} {count} times")
+
+        await wait(1)
+        for name in ("secret~", ".secret.swp", "4913"):
+            (self.root / "inner" / name).touch()
+        replacement = self.root / "new.tmp"
+        replacement.write_text("43\n")
+        replacement.rename(secret)
+        await wait(2)
+        self.assertIn("changed: secret\x1b", terminal.shown)
+        solution.unlink()
+        await wait(3)
+        self.assertIn("solution.py: No such file or directory", terminal.shown)
+        solution.touch()
+        await wait(4)
+        self.assertEqual(terminal.shown.count("ready"), 3)
+        self.assertEqual((saved / "kept").read_text(), "43\n")
+        terminal.interrupt()
+        self.assertEqual(await terminal.end(), 130)
+
+    async def test_ctrl_c_ends_a_watched_run(self) -> None:
+        terminal = await self.attempt_in_terminal("echo ready; sleep 600", "--watch")
+        terminal.interrupt()
+        self.assertEqual(await terminal.end(), 1, terminal.shown)
+        self.assertIn("the evaluation was cancelled", terminal.shown)
+
     async def test_closed_stdout_ends_the_trial(self) -> None:
         program = subprocess.Popen(
             [*COMMAND, "try", str(self.root), *BY, "--evaluator", "yes", "x=1"],
