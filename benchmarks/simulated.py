@@ -191,6 +191,10 @@ class Cluster:
 class SimulatedRunLimits(RunLimits):
     """Limits of a run that keeps all of them."""
 
+    cgroup = first_process = None
+    disk_bytes = inspection_count = 0
+    free_disk_bytes = inf
+
     def __init__(self, settings: LimitSettings) -> None:
         self.settings = settings
 
@@ -215,7 +219,7 @@ class SimulatedRun(SandboxedRun):
         workspace: Workspace,
         limits: LimitSettings,
     ) -> None:
-        super().__init__(workspace, workspace.make_unsandboxed_view(), SimulatedRunLimits(limits))
+        super().__init__(workspace, SimulatedRunLimits(limits))
         self.adopt = adopt
 
     def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> int:

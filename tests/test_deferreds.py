@@ -10,6 +10,7 @@ from functools import partial
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.deferreds import Condition, OneShotEvent, WorkerThreads, wait_despite_cancellation
@@ -45,6 +46,22 @@ class ConditionTests(SynchronousTestCase):
         self.assertEqual(len(condition), 1)
         condition.notify()
         self.successResultOf(other)
+
+    def test_wait_ends_by_a_notification_or_after_its_time(self) -> None:
+        condition, clock = Condition(), Clock()
+        woken, late, cancelled = (condition.wait_up_to(2, clock) for _ in range(3))
+        cancelled.cancel()
+        self.failureResultOf(cancelled, CancelledError)
+        condition.notify()
+        self.assertIs(self.successResultOf(woken), True)
+        self.assertIs(self.successResultOf(late), True)
+        self.assertEqual(clock.getDelayedCalls(), [])
+        late = condition.wait_up_to(2, clock)
+        clock.advance(1)
+        self.assertNoResult(late)
+        clock.advance(1)
+        self.assertIs(self.successResultOf(late), False)
+        self.assertEqual(len(condition), 0)
 
     def test_waiter_cancelled_by_one_woken_before_is_not_woken(self) -> None:
         condition, one_shot = Condition(), OneShotEvent[None]()

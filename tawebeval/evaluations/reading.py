@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as WaitTimedOut
+from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.archive.archive import ArchivedEvents
 from tawebeval.config import LimitSettings
@@ -93,9 +94,12 @@ class Subscription:
             self._has_read_end = True
         return batch
 
-    def wait_for_events(self) -> Deferred[None]:
-        """Return a Deferred that fires at the next events, or at the end."""
-        return self._events.change_condition.wait()
+    def wait_for_events(self, seconds: float, clock: IReactorTime) -> Deferred[bool]:
+        """Return a Deferred that fires with True at the next events, or at the end.
+
+        With False after `seconds` seconds.
+        """
+        return self._events.change_condition.wait_up_to(seconds, clock)
 
 
 _MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
@@ -271,9 +275,8 @@ class EventRequests:
                     if evicted is not None:
                         await evaluation.events.load_segment(evicted)
                         continue
-                    change = evaluation.events.change_condition.wait()
-                    with suppress(WaitTimedOut):
-                        await change.addTimeout(wait_seconds, self._context.clock)
+                    change, clock = evaluation.events.change_condition, self._context.clock
+                    await change.wait_up_to(wait_seconds, clock)
                     wait_seconds = 0
             finally:
                 if not is_observer:

@@ -162,7 +162,7 @@ class Run(ProcessProtocol):
     def makeConnection(self, transport: Any) -> None:
         """Connect the started process, a `TailedProcess`."""
         self._process = transport
-        transport.on_slow_reads = lambda: self.stop(_DELAYED)
+        transport.on_slow_reads = self._on_slow_reads
         transport.on_broker_error = self._on_broker_error
         self.sandboxed.run_limits.first_process = transport
         super().makeConnection(transport)
@@ -172,7 +172,9 @@ class Run(ProcessProtocol):
         self._start_clock()
         self._context.limit_monitor.add_run(self.sandboxed.run_limits, self.stop)
         self._is_watched = True
-        self.run_ended.add_callback(lambda _: self._unwatch_limits())
+
+    def _on_slow_reads(self) -> None:
+        self.stop(_DELAYED)
 
     def _on_broker_error(self, reason: str) -> None:
         """Stop a run whose submission cannot run: it would fail by no fault of its own."""
@@ -473,6 +475,7 @@ class Run(ProcessProtocol):
                 status = self.exit_status.status or 0
                 hint = await self._ask(self._find_command_hint, status, self.stderr_text)
                 self.failure = self._explain_exit(self.exit_status, hint or "")
+        self._unwatch_limits()
         self.run_ended.set_value(self)
 
     async def _ask(self, question: Callable[..., T], *arguments: Any) -> T | None:

@@ -57,7 +57,8 @@ class FileWatcher:
     """Watcher of the files that grow; `watch` before the first read, `unwatch` before a removal."""
 
     def __init__(self, reactor: Any) -> None:
-        self._callbacks: dict[Path, Callable[[], object]] = {}
+        self._callbacks: dict[bytes, Callable[[], object]] = {}
+        self._on_modified = [self._call_one]  # of each watch: there are thousands
         self._poll = LoopingCall(self._call_all)
         self._poll.clock = reactor
         self._inotify: inotify.INotify | None = None
@@ -73,37 +74,41 @@ class FileWatcher:
         else:
             self._inotify.startReading()
 
-    def watch(self, path: Path, on_change: Callable[[], object]) -> None:
-        """Call `on_change()` when the file has grown, and now and then besides."""
-        self._callbacks[path] = on_change
+    def watch(self, path: str, on_change: Callable[[], object], *, is_urgent: bool = True) -> None:
+        """Call `on_change()` now and then, and if the file `is_urgent`, when it has grown."""
+        file = FilePath(os.fsencode(path))
+        self._callbacks[file.path] = on_change
         if not self._poll.running:
             self._poll.start(POLL_SECONDS, now=False)
-        if self._inotify is not None:
+        if self._inotify is not None and is_urgent:
             # The user may have no watch left: then there is the poll.
             with contextlib.suppress(inotify.INotifyError):
-                self._inotify.watch(
-                    FilePath(os.fsencode(path)),
-                    mask=inotify.IN_MODIFY,
-                    callbacks=[lambda *_: on_change()],
-                )
+                self._inotify.watch(file, inotify.IN_MODIFY, callbacks=self._on_modified)
 
-    def unwatch(self, path: Path) -> None:
+    def unwatch(self, path: str) -> None:
         """Stop watching a file. Twisted closes all of inotify if a watched file is removed."""
-        if self._callbacks.pop(path, None) is None:
+        self._unwatch(FilePath(os.fsencode(path)))
+
+    def _unwatch(self, file: FilePath[bytes]) -> None:
+        if self._callbacks.pop(file.path, None) is None:
             return  # the watcher was closed, and then the last output read
         if not self._callbacks:
             self._poll.stop()
         if self._inotify is not None:
             with contextlib.suppress(KeyError):
-                self._inotify.ignore(FilePath(os.fsencode(path)))
+                self._inotify.ignore(file)
 
     def close(self) -> None:
         """Stop watching."""
         for path in list(self._callbacks):
-            self.unwatch(path)
+            self._unwatch(FilePath(path))
         if self._inotify is not None:
             self._inotify.loseConnection()
             self._inotify = None
+
+    def _call_one(self, _: inotify.INotify, file: FilePath[bytes], mask: int) -> None:
+        if on_change := self._callbacks.get(file.path):
+            on_change()
 
     def _call_all(self) -> None:
         for on_change in list(self._callbacks.values()):
@@ -133,10 +138,10 @@ class ProgramParent(Protocol):
 class ChangeWatcher(Protocol):
     """What tells that files have grown."""
 
-    def watch(self, path: Path, on_change: Callable[[], object]) -> None:
-        """Call `on_change()` when the file has grown."""
+    def watch(self, path: str, on_change: Callable[[], object], *, is_urgent: bool = True) -> None:
+        """Call `on_change()` when the file has grown; at once if it `is_urgent`."""
 
-    def unwatch(self, path: Path) -> None:
+    def unwatch(self, path: str) -> None:
         """Stop watching a file."""
 
 
@@ -157,22 +162,25 @@ class ProgramFiles:
 class FileTail:
     """Reader of the file `path` from `offset` on, as far as it goes and as it grows.
 
-    It calls `on_data(bytes)`, and at the end `on_end(problem)`: None after `finish`, or why nothing
-    more can be read. `is_closed` says that nothing more is read.
+    `number` is 1 for stdout, 2 for stderr, whose growth may be told late. The tail calls
+    `on_data(number, bytes)`, and at the end `on_end(number, problem)`: None after `finish`, or why
+    nothing more can be read. `is_closed` says that nothing more is read.
     """
 
     def __init__(
         self,
         files: ProgramFiles,
-        path: Path,
+        path: str,
         offset: int,
-        on_data: Callable[[bytes], object],
-        on_end: Callable[[str | None], object],
+        number: int,
+        on_data: Callable[[int, bytes], object],
+        on_end: Callable[[int, str | None], object],
     ) -> None:
         """Open and watch the file. Raises: OSError."""
         self.offset = offset
         self._files = files
         self._path = path
+        self._number = number
         self._on_data = on_data
         self._on_end = on_end
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -181,7 +189,7 @@ class FileTail:
         self._is_turn_due = False
         self._is_thread_reading = False
         self._is_finishing = False
-        files.watcher.watch(path, self.on_change)
+        files.watcher.watch(path, self.on_change, is_urgent=number == STDOUT)
 
     def on_change(self) -> None:
         """Read on, unless the tail is paused or reads already."""
@@ -205,7 +213,7 @@ class FileTail:
     def reopen(self) -> None:
         """Go on with another file, which has taken the place of this one. Raises: OSError."""
         if not self.is_closed:
-            with self._path.open("rb", buffering=0) as file:
+            with open(self._path, "rb", buffering=0) as file:
                 os.dup2(file.fileno(), self._descriptor, inheritable=False)
             self._read_later()
 
@@ -256,7 +264,9 @@ class FileTail:
 
     def _end(self, problem: str | None = None) -> None:
         self.close()
-        self._on_end(problem and f"the file of {self._path.name} {problem}")
+        self._on_end(
+            self._number, problem and f"the file of {os.path.basename(self._path)} {problem}"
+        )
 
     def _take(self, chunk: bytes) -> None:
         self.offset += len(chunk)
@@ -265,7 +275,7 @@ class FileTail:
         if remaining > 0 or (chunk and self._is_finishing):
             self._read_later()
         if chunk:
-            self._on_data(chunk)
+            self._on_data(self._number, chunk)
         elif remaining < 0:
             self._end("has shrunk")
         elif remaining == 0 and self._is_finishing:
@@ -283,6 +293,10 @@ def _read_cached(descriptor: int, offset: int) -> bytes | None:
             raise
         return os.pread(descriptor, _READ, offset)
     return bytes(memoryview(_buffer)[:size])
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
 
 
 class TailedProcess:
@@ -317,8 +331,8 @@ class TailedProcess:
         self.resource_usage: struct_rusage | None = None
         self.lost_reason: str | None = None
         self.broker_pid: int | None = None
-        self.on_slow_reads: Callable[[], object] = lambda: None
-        self.on_broker_error: Callable[[str], object] = lambda reason: None
+        self.on_slow_reads: Callable[[], object] = _ignore
+        self.on_broker_error: Callable[[str], object] = _ignore
         self.start_time = program.start_time
         self._protocol = protocol
         self._state = ProgramState()
@@ -456,10 +470,11 @@ class TailedProcess:
     def _open_tail(self, number: int, name: str, offset: int) -> FileTail:
         return FileTail(
             self.files,
-            self.directory / name,
+            os.path.join(self.directory, name),
             offset,
-            partial(self._protocol.childDataReceived, number),
-            partial(self._on_output_end, number),
+            number,
+            self._protocol.childDataReceived,
+            self._on_output_end,
         )
 
     def _on_output_end(self, number: int, problem: str | None) -> None:

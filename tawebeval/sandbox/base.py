@@ -168,12 +168,6 @@ class RunLimits:
     - `inspection_count`: the inspections that the last count has taken.
     """
 
-    cgroup: EvaluationCgroup | None = None
-    first_process: TailedProcess | None = None
-    disk_bytes: int = 0
-    free_disk_bytes: float = inf
-    inspection_count: int = 0
-
     def __init__(
         self,
         settings: LimitSettings,
@@ -182,6 +176,10 @@ class RunLimits:
         commit: Commit,
     ) -> None:
         self.settings = settings
+        self.cgroup: EvaluationCgroup | None = None
+        self.first_process: TailedProcess | None = None
+        self.disk_bytes = self.inspection_count = 0
+        self.free_disk_bytes = inf
         self._cgroups = cgroups
         # The limit is for what the evaluator adds. The checkout is there from the start, or an
         # overlay copies a file of it when the evaluator changes the file.
@@ -191,7 +189,7 @@ class RunLimits:
             workspace.root,
             self._most_disk,
             self._most_files,
-            lambda: [pid for main in self._list_main_pids() for pid in list_descendants(main)],
+            self._list_pids,
             excluded_names=READ_ONLY_WORKSPACE_NAMES,
             run_start_time=time.time(),
             floor=settings.free_disk,
@@ -212,6 +210,9 @@ class RunLimits:
             f" {format_size(self.disk_bytes)}",
             {"limit": "limits.free_disk", "value": floor},
         )
+
+    def _list_pids(self) -> Sequence[int]:
+        return [pid for main in self._list_main_pids() for pid in list_descendants(main)]
 
     def _list_main_pids(self) -> Sequence[int]:
         """Return the first process, and the broker of submissions: others descend from them."""
@@ -362,7 +363,7 @@ class SandboxedRun(ABC):
     `start_evaluator` and `connect_process`, or `resume_process`, are called once, and `close` in
     the end, also without a start.
 
-    - `workspace_view`: the paths under which the evaluator sees `workspace`.
+    - `mount_point`: where the evaluator sees `workspace`; None if it sees the daemon's paths.
     - `run_limits`: its limits.
     - `has_network`: whether the evaluator reaches the network.
     - `has_external_queue`: whether the started program waits until something else lets it run.
@@ -371,21 +372,28 @@ class SandboxedRun(ABC):
     - `copies_tree`: whether the tree is a copy of the checkout, and no overlay.
     """
 
+    mount_point: Path | None = None
     has_network = True
     copies_tree = False
     has_external_queue = False
     runner_status: RunnerStatus | None = None
     job_settings: Sequence[SlurmJobSettings] = ()
 
-    def __init__(self, workspace: Workspace, view: WorkspaceView, limits: RunLimits) -> None:
+    def __init__(self, workspace: Workspace, limits: RunLimits) -> None:
         self.workspace = workspace
-        self.workspace_view = view
         self.run_limits = limits
 
     @property
     def limits(self) -> LimitSettings:
         """The limits of the run."""
         return self.run_limits.settings
+
+    @property
+    def workspace_view(self) -> WorkspaceView:
+        """The paths under which the evaluator sees `workspace`."""
+        if self.mount_point is None:
+            return self.workspace.make_unsandboxed_view()
+        return self.workspace.make_sandboxed_view(self.mount_point)
 
     def prepare_build(self) -> None:
         """Have the run, which is not started yet, build a tree that others will see."""
@@ -452,19 +460,25 @@ class LocalRun(SandboxedRun):
     A kind of sandbox says by a subclass which program runs the command.
     """
 
+    _overlay: int | None = None  # a descriptor of its top
+
     def __init__(
         self,
         workspace: Workspace,
-        view: WorkspaceView,
         checkout: Checkout,
         limits: LimitSettings,
         sandbox: Sandbox,
     ) -> None:
         cgroups = sandbox.cgroup_manager
-        super().__init__(workspace, view, RunLimits(limits, cgroups, workspace, checkout.commit))
+        super().__init__(workspace, RunLimits(limits, cgroups, workspace, checkout.commit))
         self._checkout = checkout
         self._sandbox = sandbox
         self._trees = sandbox.writable_trees
+
+    @property
+    def workspace_view(self) -> WorkspaceView:
+        """The paths under which the evaluator sees `workspace`, with the tree of the overlay."""
+        return attrs.evolve(super().workspace_view, tree_descriptor=self._overlay)
 
     @abstractmethod
     def make_launch_spec(
@@ -496,11 +510,9 @@ class LocalRun(SandboxedRun):
 
     def _use_overlay(self, descriptor: int | None) -> None:
         """See the tree by the descriptor of its overlay, if there is one, in place of another."""
-        before = self.workspace_view.path_descriptors.values()
-        opened = {} if descriptor is None else {self.workspace.tree_directory: descriptor}
-        self.workspace_view = attrs.evolve(self.workspace_view, path_descriptors=opened)
-        for other in before:  # last: its number may become that of any other directory
-            os.close(other)
+        before, self._overlay = self._overlay, descriptor
+        if before is not None:  # last: its number may become that of any other directory
+            os.close(before)
 
     def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
         """Let the started process drive `run`. Raises: OSError."""
@@ -605,8 +617,7 @@ class NoSandbox:
         `parse_configuration` refuses environments without a sandbox.
         """
         assert environment is None, "environments need a sandbox"
-        view = workspace.make_unsandboxed_view()
-        return UnsandboxedRun(workspace, view, checkout, limits, self)
+        return UnsandboxedRun(workspace, checkout, limits, self)
 
 
 StopRun = Callable[[EvaluationFailure], object]

@@ -520,6 +520,7 @@ class BubblewrapRun(LocalRun):
     Its end is told by what bwrap writes to the status file.
     """
 
+    mount_point = WORKSPACE_MOUNT_POINT
     _sandbox: BubblewrapSandbox
 
     def __init__(
@@ -530,8 +531,7 @@ class BubblewrapRun(LocalRun):
         sandbox: BubblewrapSandbox,
         environment: Environment | None = None,
     ) -> None:
-        view = workspace.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
-        super().__init__(workspace, view, checkout, limits, sandbox)
+        super().__init__(workspace, checkout, limits, sandbox)
         self.has_network = sandbox.has_network
         self._environment = environment
 

@@ -52,9 +52,6 @@ def _ignore_missing() -> Iterator[None]:
 class DiskUsage:
     """A count of bytes on the disk, files and directories, and bytes of the largest file.
 
-    Files unchanged since `since`, in seconds since the epoch, are not the largest. The count stops
-    beyond `most` bytes and files.
-
     `has_uncounted_deep_directories`: there are directories below those that were counted.
     `inspection_count`: the directory entries, threads and descriptors that the count has looked at.
     """
@@ -64,21 +61,32 @@ class DiskUsage:
     largest_file_bytes: int = 0
     has_uncounted_deep_directories: bool = False
     inspection_count: int = attrs.field(default=0, eq=False)
-    _since: float = attrs.field(default=0.0, eq=False)
-    _most: tuple[float, float] = attrs.field(default=(inf, inf), eq=False)
-    _seen: set[tuple[int, int]] = attrs.field(factory=set, init=False, eq=False, repr=False)
+
+
+@attrs.define
+class _DiskCount:
+    """A count that goes on.
+
+    Files unchanged since `since`, in seconds since the epoch, are not the largest. The count stops
+    beyond `most` bytes and files. `_seen` may take 20 MB.
+    """
+
+    _since: float
+    _most: tuple[float, float]
+    usage: DiskUsage = attrs.field(factory=DiskUsage)
+    _seen: set[tuple[int, int]] = attrs.field(factory=set)
 
     def add_file(self, status: os.stat_result) -> None:
         """Count a file; only the first of several names takes room."""
-        file = (status.st_dev, status.st_ino)
-        self.file_count += 1
+        file, usage = (status.st_dev, status.st_ino), self.usage
+        usage.file_count += 1
         if file not in self._seen:
             if status.st_nlink != 1:
                 self._seen.add(file)
-            self.disk_bytes += status.st_blocks * 512
+            usage.disk_bytes += status.st_blocks * 512
             if status.st_ctime >= self._since:
-                self.largest_file_bytes = max(self.largest_file_bytes, status.st_size)
-        if self.disk_bytes > self._most[0] or self.file_count > self._most[1]:
+                usage.largest_file_bytes = max(usage.largest_file_bytes, status.st_size)
+        if usage.disk_bytes > self._most[0] or usage.file_count > self._most[1]:
             raise _LimitExceeded
 
     def add_directory(
@@ -93,16 +101,16 @@ class DiskUsage:
             for entry in entries:
                 if entry.name in excluded_names:
                     continue
-                self.inspection_count += 1
+                self.usage.inspection_count += 1
                 with _ignore_missing():
                     self.add_file(entry.stat(follow_symlinks=False))
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.name)
         if depth == _DEEPEST:
-            self.has_uncounted_deep_directories |= bool(below)
+            self.usage.has_uncounted_deep_directories |= bool(below)
             return
         for name in below:
-            self.inspection_count += 1
+            self.usage.inspection_count += 1
             with _ignore_missing():
                 inner = open_directory(name, directory)
                 try:
@@ -118,10 +126,10 @@ class DiskUsage:
         """
         with _ignore_missing():
             for thread in os.listdir(f"/proc/{pid}/task"):
-                self.inspection_count += 1
+                self.usage.inspection_count += 1
                 with _ignore_missing(), os.scandir(f"/proc/{pid}/task/{thread}/fd") as descriptors:
                     for descriptor in descriptors:
-                        self.inspection_count += 1
+                        self.usage.inspection_count += 1
                         with _ignore_missing():
                             status = os.stat(descriptor.path)
                             file = status.st_dev, status.st_ino
@@ -180,18 +188,18 @@ class DiskMeter:
         return self.last_usage
 
     def _count(self) -> DiskUsage:
-        usage = DiskUsage(since=self.run_start_time, most=(self._size, self._files))
+        count = _DiskCount(self.run_start_time, (self._size, self._files))
         top = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            usage.add_directory(top, excluded_names=self._excluded_names)
+            count.add_directory(top, excluded_names=self._excluded_names)
             device, disk = os.fstat(top).st_dev, _measure_disk(top)
             for pid in self._pids():
-                usage.add_unlinked_files(pid, device, disk)
+                count.add_unlinked_files(pid, device, disk)
         except _LimitExceeded:
             pass
         finally:
             os.close(top)
-        return attrs.evolve(usage)  # without `_seen`, which may take 20 MB
+        return count.usage
 
     def _stale(self, left: tuple[int, int]) -> bool:
         if (

@@ -29,7 +29,7 @@ import hashlib
 import os
 import signal
 import stat
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -66,14 +66,13 @@ class WorkspaceView:
     """The paths under which an evaluator sees its workspace, all of them below `root`.
 
     `writable_paths` and `readable_paths` are pairs: the evaluator's path and the daemon's.
-    `path_descriptors` has the descriptors of directories that are mounted for the evaluator only,
-    by the daemon's path.
+    `tree_descriptor` is one of the tree, if it is mounted for the evaluator only.
     """
 
     root: Path
     writable_paths: Sequence[tuple[Path, Path]]
     readable_paths: Sequence[tuple[Path, Path]] = ()
-    path_descriptors: Mapping[Path, int] = attrs.field(factory=dict)
+    tree_descriptor: int | None = None
     _ours: Sequence[Path] = attrs.field(kw_only=True)
 
     def translate_path(self, path: Path) -> Path:
@@ -213,7 +212,7 @@ class Workspace:
         absolute = Path(os.path.normpath(view.translate_path(directory) / path))
         for inside, ours in view.writable_paths:
             if absolute.is_relative_to(inside):
-                top = view.path_descriptors.get(ours)
+                top = view.tree_descriptor if ours == self.tree_directory else None
                 parts = absolute.relative_to(inside).parts
                 return _read_beneath(ours, top, parts, path, limit)
         raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")

@@ -54,7 +54,7 @@ from tawebeval.sandbox.base import (
     build_cpu_limit_failure,
     build_disk_limit_failure,
 )
-from tawebeval.sandbox.bubblewrap import WORKSPACE_MOUNT_POINT, BubblewrapRun, BubblewrapSandbox
+from tawebeval.sandbox.bubblewrap import BubblewrapRun, BubblewrapSandbox
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 from tawebeval.slurm import node
 from tawebeval.slurm.commands import (
@@ -93,7 +93,7 @@ log = Logger()
 
 @attrs.define(eq=False)
 class _WatchedFile:
-    path: Path
+    path: str
     on_change: Callable[[], object]
     changed_at: float
     due: float = 0.0
@@ -105,7 +105,7 @@ class _WatchedFile:
         By open(2), at which NFS asks its server: stat(2) would be answered by the client's cache.
         """
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with open(self.path, "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
         except OSError:
             return False
@@ -124,17 +124,17 @@ class PollingWatcher:
 
     _clock: Any
     _threads: WorkerThreads
-    _files: dict[Path, _WatchedFile] = attrs.field(factory=dict)
+    _files: dict[str, _WatchedFile] = attrs.field(factory=dict)
     _is_polling: bool = False
 
-    def watch(self, path: Path, on_change: Callable[[], object]) -> None:
-        """Call `on_change()` when the file has appeared or changed."""
+    def watch(self, path: str, on_change: Callable[[], object], *, is_urgent: bool = True) -> None:
+        """Call `on_change()` when the file has appeared or changed; all are looked at alike."""
         self._files[path] = _WatchedFile(path, on_change, self._clock.seconds())
         if not self._is_polling:
             self._is_polling = True
             run_in_background(self._poll(), log, "defect: the shared directory is not watched")
 
-    def unwatch(self, path: Path) -> None:
+    def unwatch(self, path: str) -> None:
         """Stop watching a file."""
         self._files.pop(path, None)
 
@@ -426,7 +426,6 @@ class SlurmRun(BubblewrapRun):
 
     def _use_job(self, job: Job) -> None:
         self.workspace = job
-        self.workspace_view = job.make_sandboxed_view(WORKSPACE_MOUNT_POINT)
         self.state, self._has_srun, self._doubtful_looks = None, True, 0
         self._is_suspended = False
 
@@ -517,11 +516,11 @@ class SlurmRun(BubblewrapRun):
     def _follow(self) -> None:
         job = self.workspace
         self._sandbox.commands.watch_job(job.name, self._on_queue)
-        self._sandbox.watcher.watch(job.state_file, self._look)
+        self._sandbox.watcher.watch(str(job.state_file), self._look)
         self._trees.starter.watch_program(job.root, self._on_srun_state)
 
     def _unfollow(self) -> None:
-        self._sandbox.watcher.unwatch(self.workspace.state_file)
+        self._sandbox.watcher.unwatch(str(self.workspace.state_file))
         self._sandbox.commands.unwatch_job(self.workspace.name)
         self._cancel_kill()
 

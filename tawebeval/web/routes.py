@@ -12,7 +12,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from ipaddress import ip_address
@@ -519,11 +518,9 @@ class KleinApplication(Resource):
         if isinstance(answer, bytes):
             _finish(request, answer)
             return NOT_DONE_YET
-        waiting = Deferred.fromCoroutine(answer)
+        waiting = Deferred.fromCoroutine(_finish_later(request, answer))
         if not waiting.called:
             request.notifyFinish().addErrback(lambda _: waiting.cancel())
-        waiting.addErrback(partial(_make_problem, request))
-        waiting.addCallback(partial(_finish, request))
         return NOT_DONE_YET
 
     @property
@@ -643,6 +640,14 @@ def _make_problem(request: ApiRequest, failure: Failure) -> bytes | None:
     elif not isinstance(error, RequestError | HTTPException):
         log.failure("defect: a request failed", failure)
     return messages.prepare_error_response(request, error)
+
+
+async def _finish_later(request: ApiRequest, answer: Coroutine[Any, Any, bytes]) -> None:
+    try:
+        body: bytes | None = await answer
+    except Exception:  # noqa: BLE001  (silence is no answer)
+        body = _make_problem(request, Failure())
+    _finish(request, body)
 
 
 def _finish(request: ApiRequest, body: bytes | None) -> None:

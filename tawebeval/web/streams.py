@@ -21,7 +21,6 @@ from time import perf_counter
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -185,10 +184,8 @@ async def write_events(
                 begin = subscription.read_cursor - batch.count
                 write(flow_control.turns.framed_batches.frame(framing, begin, batch))
             else:
-                change = subscription.wait_for_events()
-                try:
-                    await change.addTimeout(heartbeat_seconds, flow_control.turns.clock)
-                except DeferredTimeout:
+                clock = flow_control.turns.clock
+                if not await subscription.wait_for_events(heartbeat_seconds, clock):
                     await flow_control.wait_until_ready()
                     send_heartbeat()
             # Also right after a write: more output may arrive in the same turn.

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -583,7 +584,7 @@ class ReadingMachine(RuleBasedStateMachine):
                     cursor += batch.count
                     assert subscription.read_cursor == cursor
                     if not batch.count and not subscription.has_ended:
-                        await subscription.wait_for_events()
+                        await subscription.wait_for_events(60, Clock())
         except DiscardedCursor:
             assert cursor < self.log.begin_cursor
         else:

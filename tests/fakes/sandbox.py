@@ -44,6 +44,9 @@ class FakeRunLimits(RunLimits):
     counted files; `used` is the usage.
     """
 
+    cgroup = first_process = None
+    disk_bytes = inspection_count = 0
+    free_disk_bytes = inf
     over: EvaluationFailure | None = None
     used = ResourceUsage(None, None)
 

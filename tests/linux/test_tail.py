@@ -92,10 +92,10 @@ class PlayedWatcher:
     """A watcher by which the test says that a file has grown."""
 
     def __init__(self) -> None:
-        self.callbacks: dict[Path, Callable[[], object]] = {}
+        self.callbacks: dict[str, Callable[[], object]] = {}
         self.unwatch = self.callbacks.pop
 
-    def watch(self, path: Path, on_change: Callable[[], object]) -> None:
+    def watch(self, path: str, on_change: Callable[[], object], *, is_urgent: bool = True) -> None:
         self.callbacks[path] = on_change
 
 
@@ -119,7 +119,7 @@ class PlayedTests(SynchronousTestCase):
     def print(self, content: bytes, name: str = "stdout") -> None:
         with (self.directory / name).open("ab") as file:
             file.write(content)
-        if callback := self.watcher.callbacks.get(self.directory / name):
+        if callback := self.watcher.callbacks.get(str(self.directory / name)):
             callback()
         self.take_turns()
 
@@ -257,7 +257,7 @@ class PlayedTests(SynchronousTestCase):
         for name in ("stdout", "stderr"):
             self.print(b"some", name)
             (self.directory / name).write_bytes(b"")
-            self.watcher.callbacks[self.directory / name]()
+            self.watcher.callbacks[str(self.directory / name)]()
         self.assertEqual(self.protocol.told, ["lost 1", "lost 2"])
         self.tell(status=9, rusage=USAGE, is_output_complete=True)
         self.assertEqual(self.protocol.told[2:], ["exited", "ended"])
@@ -405,13 +405,16 @@ class TailTests(SynchronousTestCase):
             self.calls.append((call, Deferred()))
             return self.calls[-1][1]
 
-        def take_data(chunk: bytes) -> None:
+        def take_data(number: int, chunk: bytes) -> None:
             self.reads.append(chunk)
             self.on_data()
 
+        def take_end(number: int, problem: str | None) -> None:
+            self.ends.append(problem)
+
         starter, watcher = PlayedStarter(), PlayedWatcher()
         files = ProgramFiles(self.clock, starter, watcher, run_in_thread)
-        opened = FileTail(files, self.path, offset, take_data, self.ends.append)
+        opened = FileTail(files, str(self.path), offset, 1, take_data, take_end)
         self.addCleanup(opened.close)
         return opened
 
@@ -565,7 +568,7 @@ class TailTests(SynchronousTestCase):
 class WatcherTests(TestCase):
     def watch(self, path: Path, watcher: FileWatcher) -> Deferred[None]:
         changed: Deferred[None] = Deferred()
-        watcher.watch(path, lambda: None if changed.called else changed.callback(None))
+        watcher.watch(str(path), lambda: None if changed.called else changed.callback(None))
         return changed
 
     def test_file_can_be_unwatched_after_the_close(self) -> None:
@@ -574,7 +577,7 @@ class WatcherTests(TestCase):
         watcher = FileWatcher(reactor)
         self.watch(path, watcher)
         watcher.close()
-        watcher.unwatch(path)
+        watcher.unwatch(str(path))
 
     async def test_growth_is_told_before_any_poll(self) -> None:
         clock = Clock()
@@ -589,7 +592,7 @@ class WatcherTests(TestCase):
         await changes[1].addTimeout(60, reactor)
         self.assertFalse(changes[0].called)
         # A file that is watched no longer may be removed.
-        watcher.unwatch(paths[1])
+        watcher.unwatch(str(paths[1]))
         paths[1].unlink()
         paths[0].write_bytes(b"a")
         await changes[0].addTimeout(60, reactor)

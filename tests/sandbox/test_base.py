@@ -114,12 +114,11 @@ class ProcessTests(CellTestCase):
     def test_overlay_is_held_until_close(self) -> None:
         self.trees.overlay_descriptor = os.open("/proc", os.O_RDONLY)
         run = self.started()
-        (held,) = run.workspace_view.path_descriptors.items()
-        self.assertEqual(held, (self.workspace.tree_directory, self.trees.overlay_descriptor))
+        self.assertEqual(run.workspace_view.tree_descriptor, self.trees.overlay_descriptor)
         run.close()
         run.close()
         self.assertRaises(OSError, os.fstat, self.trees.overlay_descriptor)
-        self.assertEqual(run.workspace_view.path_descriptors, {})
+        self.assertIsNone(run.workspace_view.tree_descriptor)
 
     def test_resumed_run_goes_on_with_its_output_and_limits(self) -> None:
         described = json.loads(json.dumps(self.started().describe_for_resume()))
@@ -129,7 +128,7 @@ class ProcessTests(CellTestCase):
         program = StartedProgram(self.workspace.output_directory, 7, 8)
         self.assertEqual(self.trees.connected, [(program, 900)])
         self.assertEqual(self.disks[-1].run_start_time, described["since"])
-        self.assertTrue(run.workspace_view.path_descriptors)
+        self.assertEqual(run.workspace_view.tree_descriptor, self.trees.overlay_descriptor)
         run.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 

@@ -112,12 +112,6 @@ class CountTests(DiskTestCase):
             self.count(), DiskUsage(disk_bytes=size, file_count=4, largest_file_bytes=4 * BLOCK)
         )
 
-    def test_files_that_were_seen_are_forgotten_after_the_count(self) -> None:
-        self.write(self.top / "one", 1)
-        os.link(self.top / "one", self.top / "two")
-        use = measure_disk_usage(self.top)
-        self.assertEqual((use.file_count, use._seen), (2, set()))
-
     def test_file_with_a_name_elsewhere_takes_its_room(self) -> None:
         size = self.write(self.top / "one", 4)
         (self.beside / "two").hardlink_to(self.top / "one")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,10 +95,10 @@ class DirectoryTests(WorkspaceTestCase):
 
 
 class ReadFileTests(WorkspaceTestCase):
-    def read(self, path: str, limit: int = 100, opened: Mapping[Path, int] | None = None) -> bytes:
+    def read(self, path: str, limit: int = 100, opened: int | None = None) -> bytes:
         directory = self.workspace.tree_directory / "a"
         directory.mkdir(exist_ok=True)
-        view = attrs.evolve(self.workspace.make_unsandboxed_view(), path_descriptors=opened or {})
+        view = attrs.evolve(self.workspace.make_unsandboxed_view(), tree_descriptor=opened)
         return self.workspace.read_file(path, directory, limit, view)
 
     def test_mounted_tree_is_read_by_its_descriptor(self) -> None:
@@ -112,13 +111,13 @@ class ReadFileTests(WorkspaceTestCase):
         (self.workspace.temporary_directory / "file").write_text("temporary")
         descriptor = os.open(mounted, os.O_RDONLY | os.O_DIRECTORY)
         self.addCleanup(os.close, descriptor)
-        opened = {self.workspace.tree_directory: descriptor}
+
         for _ in range(2):
-            self.assertEqual(self.read("file", opened=opened), b"mounted")
-        self.assertEqual(self.read("../../tmp/file", opened=opened), b"temporary")
+            self.assertEqual(self.read("file", opened=descriptor), b"mounted")
+        self.assertEqual(self.read("../../tmp/file", opened=descriptor), b"temporary")
         for path in ("../out", "../../../secret", ".."):
             with self.assertRaises(FileRefused):
-                self.read(path, opened=opened)
+                self.read(path, opened=descriptor)
 
     def refuse(self, path: str, limit: int = 100) -> str:
         with self.assertRaises(FileRefused) as caught:

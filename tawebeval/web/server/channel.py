@@ -210,6 +210,17 @@ class ApiChannel(HTTPChannel):
     It does not use Twisted's `TimeoutMixin`, whose timeout any received byte extends.
     """
 
+    # With the attributes of Twisted's channel there are too many for one compact dictionary.
+    __slots__ = (
+        "_host",
+        "_peer",
+        "_read_deadline",
+        "_settings",
+        "_write_deadline",
+        "is_from_proxy",
+        "peer_address",
+    )
+
     site: ApiSite
     peer_address: str
     is_from_proxy: bool
@@ -689,22 +700,43 @@ class ApiRequest(Request):
     owns. `client_address` is empty if unknown.
     """
 
+    # With the attributes of Twisted's request there are too many for one compact dictionary.
+    __slots__ = (
+        "_address_group",
+        "_discarded",
+        "_is_refused",
+        "_started_at",
+        "caller",
+        "client_address",
+        "encoded_headers",
+        "form",
+        "is_read_only",
+        "query",
+        "raw_query",
+        "route",
+        "token",
+        "uses_link",
+        "waits_for_evaluation",
+    )
+
     channel: ApiChannel
-    form: Any = None  # of `Application.make_form_receiver`
-    route: tuple[str, str] | None = None
-    raw_query = b""
-    query: Mapping[bytes, Sequence[bytes]] = MappingProxyType({})
-    encoded_headers = b""
-    caller = ANONYMOUS_CALLER
-    token = ANONYMOUS_TOKEN
-    is_read_only = False
-    uses_link = False
-    waits_for_evaluation = False
     client_address: str
-    _address_group = ""  # as whose connection this request counts, too
-    _started_at: float | None = None  # when there was something to answer, in seconds of the clock
-    _is_refused = False
-    _discarded = 0
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.form: Any = None  # of `Application.make_form_receiver`
+        self.route: tuple[str, str] | None = None
+        self.raw_query = b""
+        self.query: Mapping[bytes, Sequence[bytes]] = MappingProxyType({})
+        self.encoded_headers = b""
+        self.caller = ANONYMOUS_CALLER
+        self.token = ANONYMOUS_TOKEN
+        self.is_read_only = self.uses_link = self.waits_for_evaluation = False
+        self._address_group = ""  # as whose connection this request counts, too
+        # When there was something to answer, in seconds of the clock.
+        self._started_at: float | None = None
+        self._is_refused = False
+        self._discarded = 0
 
     def gotLength(self, length: int | None) -> None:
         """Check the headers: the channel calls this between head and body."""
