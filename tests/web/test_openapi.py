@@ -31,6 +31,7 @@ from tawebeval.webhooks.records import CallbackState
 from tests.cases import described
 from tests.cases.described import DOCUMENT, complaints, operations, resolve
 from tests.cases.web import CallerTestCase, WebTestCase
+from tests.run import ROOT
 
 SCHEMAS = DOCUMENT["components"]["schemas"]
 FORM = SCHEMAS["Form"]
@@ -97,6 +98,21 @@ class DocumentTests(SynchronousTestCase):
             example = response["content"]["application/problem+json"]["example"]
             self.assertEqual(example, orjson.loads(messages.make_error_response(refusal)[2]))
 
+    def test_references_lead_to_named_components(self) -> None:
+        # Generators of clients follow no other.
+        for path, part in parts(DOCUMENT):
+            if "$ref" in part:
+                self.assertRegex(part["$ref"], r"^#/components/[a-zA-Z]+/[A-Za-z0-9_-]+$", path)
+
+    def test_no_member_is_written_twice(self) -> None:
+        def check_names(members: list[tuple[str, Any]]) -> None:
+            names = [name for name, _ in members]
+            self.assertEqual(len(names), len(set(names)), names)
+
+        json.loads(
+            (ROOT / "tawebeval/web/openapi.json").read_bytes(), object_pairs_hook=check_names
+        )
+
     def test_every_component_is_used(self) -> None:
         used = {part["$ref"] for _, part in parts(DOCUMENT) if "$ref" in part}
         for kind in ("parameters", "headers", "responses", "schemas"):
@@ -109,11 +125,11 @@ class ContentTests(SynchronousTestCase):
         files = {name for name in FORM["properties"] if name.startswith("submission[")}
         self.assertEqual(set(FORM["properties"]) - files, set(form.TEXT_FIELD_SIZE_LIMITS))
         for name, limit in form.TEXT_FIELD_SIZE_LIMITS.items():
-            described = FORM["properties"][name]
+            described = resolve(FORM["properties"][name])
             if limit is not None and described["type"] == "string" and name != "commit_oid":
                 self.assertEqual(described["maxLength"], limit)
                 self.assertIn(f"{limit} bytes", described["description"])
-        self.assertEqual(FORM["properties"]["seed"]["maximum"], form.MAX_SEED)
+        self.assertEqual(SCHEMAS["Seed"]["maximum"], form.MAX_SEED)
         self.assertEqual(FORM["properties"]["repository[depth]"]["maximum"], form.MAX_CLONE_DEPTH)
         pattern, label = FORM["patternProperties"]
         self.assertEqual(label, rf"^metadata\[{names.LABEL_NAME_PATTERN}\]$")
