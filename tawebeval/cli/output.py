@@ -16,8 +16,8 @@ from typing import Any, TextIO
 import attrs
 import click
 
-from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
-from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary, judge_evaluation
+from tawebeval.client import Data, EvaluationError, Event, File, Outcome, Text, Unknown
+from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 from tawebeval.errors import format_size
 
 _EXCERPTS = ("input", "expected", "printed")
@@ -233,9 +233,7 @@ class Screen:
         results, uncounted = self._results.build_json_object(), self._results.uncounted_value
         self._results, self._status = ResultSummary(), ""
         if self.shows_summary:
-            self.verdict = judge_evaluation(
-                None if self._error is None else self._error.reason, results
-            )
+            self.verdict = Outcome("", results, self._error).verdict
         if results is not None and results["cases"] and self.shows_summary and not self._lines:
             words = summarize_results(results | {"progress": None})
             self.show_message(f"summary: {', '.join(words)}", "cyan")

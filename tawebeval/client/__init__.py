@@ -14,7 +14,7 @@ pauses by two methods of its client, and `ClientSettings`, the arguments that th
 `http` decides what a response or failure means, has the exceptions, and encodes submissions.
 
 - `Text`, `Data`, `File`, `EvaluationError` and `Unknown` are the events (`events`); `Page` holds
-  consecutive ones.
+  consecutive ones, and an `Outcome` how an evaluation has ended.
 - `ClientError` is the base of all exceptions: `Unavailable` when no usable response
   came, `Refused` and its subclasses when the server refuses the request.
 
@@ -28,7 +28,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tawebeval.client.events import Data, EvaluationError, Event, File, Page, Text, Unknown
+from tawebeval.client.events import (
+    Data,
+    EvaluationError,
+    Event,
+    File,
+    Outcome,
+    Page,
+    Text,
+    Unknown,
+)
 from tawebeval.client.http import (
     ClientError,
     EvaluationGone,
@@ -56,6 +65,7 @@ __all__ = [
     "Forbidden",
     "InvalidRequest",
     "NamedFile",
+    "Outcome",
     "Page",
     "Refused",
     "Text",

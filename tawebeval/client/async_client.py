@@ -59,6 +59,8 @@ class AsyncClient(ClientSettings):
     rerun = operations.rerun
     events = operations.events
     pages = operations.pages
+    wait = operations.wait
+    run = operations.run
     status = operations.status
     submission = operations.submission
     make_link = operations.make_link

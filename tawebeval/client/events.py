@@ -20,6 +20,8 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
+from tawebeval.core.results import judge_evaluation
+
 _CURSOR = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -96,6 +98,24 @@ class Page:
     begin: str | None
     end: str | None
     events: Sequence[Event]
+
+
+@attrs.frozen
+class Outcome:
+    """How an evaluation has ended: the summary of its `results`, and the `error` of a failed one.
+
+    `results` are those of its status (docs/api.md), None if the evaluator has sent none.
+    """
+
+    identifier: str
+    results: Mapping[str, Any] | None
+    error: EvaluationError | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of the page in lower case: "accepted", "wrong answer", "partly correct"."""
+        reason = None if self.error is None else self.error.reason
+        return judge_evaluation(reason, self.results)
 
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)

@@ -25,7 +25,15 @@ import attrs
 import msgspec
 
 from tawebeval import __version__
-from tawebeval.client.events import Event, Page, parse_page, split_cursor
+from tawebeval.client.events import (
+    Data,
+    EvaluationError,
+    Event,
+    Outcome,
+    Page,
+    parse_page,
+    split_cursor,
+)
 from tawebeval.client.http import (
     Content,
     EvaluationGone,
@@ -42,6 +50,7 @@ from tawebeval.client.http import (
     parse_response,
 )
 from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status, parse_retry_after
+from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 
 REQUEST_BACKOFF = Backoff(
     max_attempts=7, first_delay_seconds=0.5, max_delay_seconds=10, max_retry_after_seconds=120
@@ -391,6 +400,37 @@ def _page(client: ClientSettings, after: str | None, response: Response) -> tupl
     if page.events or "wait=" in response.get_header("Preference-Applied"):
         return page, 0
     return page, _get_retry_after(client, response) or _POLL
+
+
+async def wait(client: ClientSettings, identifier: str) -> Outcome:
+    """Read all events of an evaluation to its end, and return how it has ended.
+
+    Nobody may have read them before. For the exceptions see `pages`.
+    """
+    summary, last = ResultSummary(), None
+    async for last in events(client, identifier):
+        if isinstance(last, Data) and len(last.raw_json) <= MAX_RESULT_BYTES:
+            summary.add_if_result(last.raw_json.encode())
+    error = last if isinstance(last, EvaluationError) and last.is_failure else None
+    return Outcome(identifier, summary.build_json_object(), error)
+
+
+async def run(
+    client: ClientSettings,
+    /,
+    submission: Mapping[str, Content],
+    *,
+    problem: str | None = None,
+    **fields: Any,
+) -> Outcome:
+    """Begin an evaluation, and return how it has ended.
+
+    The arguments and exceptions are those of `evaluate`, with a `problem` of `evaluate_problem`,
+    and those of `wait`.
+    """
+    if problem is None:
+        return await wait(client, await evaluate(client, submission, **fields))
+    return await wait(client, await evaluate_problem(client, problem, submission, **fields))
 
 
 async def status(client: ClientSettings, identifier: str) -> Document:

@@ -321,6 +321,8 @@ class Client(ClientSettings):
     rerun = _block(operations.rerun)
     events = _iterate(operations.events)
     pages = _iterate(operations.pages)
+    wait = _block(operations.wait)
+    run = _block(operations.run)
     status = _block(operations.status)
     submission = _block(operations.submission)
     make_link = _block(operations.make_link)

@@ -7,6 +7,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import coroutine
 from typing import Any
@@ -23,6 +24,7 @@ from tawebeval.client import (
     EvaluationGone,
     Event,
     InvalidRequest,
+    Outcome,
     Refused,
     Text,
     Unavailable,
@@ -431,6 +433,33 @@ class StepTests(SynchronousTestCase):
             self.assertTrue(result.is_refused_connection)
             sent = [step for step in steps if isinstance(step, HttpRequest)]
             self.assertEqual(len(sent), attempts)
+
+    def test_run_returns_the_verdict_of_an_evaluation_in_one_call(self) -> None:
+        case = '{"type":"data","payload":{"type":"case","case":"1","verdict":"%s"}}'
+        failure = (
+            '{"type":"data","payload":{"type":"evaluation_error","reason":"exit","message":"m"}}'
+        )
+        for begin, path in (
+            (partial(operations.run, repository="r", commit="c", evaluator_cmd="e"), "/evaluate"),
+            (partial(operations.run, problem="p"), "/problems/p/evaluate"),
+        ):
+            for listed, verdict in (
+                ((case % "accepted",), "accepted"),
+                ((case % "time_limit", case % "accepted"), "time limit"),
+                (('{"type":"text","payload":"x"}',), "finished"),
+                ((case % "accepted", failure), "evaluation failed"),
+                ((failure, case % "accepted"), "accepted"),
+            ):
+                steps, outcome = play(
+                    begin(self.client, {"source": "x"}),
+                    json_response('{"evaluation_id":"x"}'),
+                    json_response(f'{{"begin":null,"end":"1","data":[{",".join(listed)}]}}'),
+                    json_response('{"begin":"1","end":null,"data":[]}'),
+                )
+                self.assertEqual(steps[0].url, f"http://a/b{path}")
+                self.assertEqual((outcome.identifier, outcome.verdict), ("x", verdict))
+                self.assertEqual(outcome.error is None, verdict != "evaluation failed")
+        self.assertEqual(Outcome("x", None).verdict, "finished")
 
     def test_problems_submissions_and_links_are_read(self) -> None:
         client = self.client
