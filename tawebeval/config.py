@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from ipaddress import ip_network
@@ -34,7 +35,7 @@ from tawebeval.core.hosts import UNIX_SOCKET_KEYWORD, TrustedProxies, parse_serv
 from tawebeval.core.names import FIELD_NAME_PATTERN, PROBLEM_NAME_PATTERN
 from tawebeval.core.segi import is_reserved_variable
 from tawebeval.core.tokens import CALLER_NAME_PATTERN
-from tawebeval.errors import ConfigurationError, InvalidField, format_size
+from tawebeval.errors import ConfigurationError, InvalidField, ProblemClosed, format_size
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -92,9 +93,12 @@ _FORMS = {
     "float": "a number",
     "str": "a text in quotes",
     "array": "a list",
+    "datetime": "a time with its offset, such as 2026-12-01T12:00:00+01:00",
     "object": "a table",
 }
 """How TOML writes each type of msgspec's messages."""
+
+_NO_TIME = "Invalid RFC3339 encoded datetime"
 
 
 def _format_value(value: object) -> str:
@@ -324,6 +328,7 @@ _SlurmArgument = Annotated[
     ),
 ]
 _SlurmArguments = Annotated[tuple[_SlurmArgument, ...], Meta(max_length=20)]
+_Time = Annotated[datetime, Meta(tz=True)]
 _OptionalPath = Annotated[str, _matching(r"(/[^\0]+)?", "an absolute path, or empty")]
 
 
@@ -540,7 +545,8 @@ class ProblemSettings(Section, frozen=True):
     the names of the submission's fields, empty for any. `extensions` are those of the
     files that the page offers, the first one to begin with; empty for any. `title` and
     `description` are for people. `statement` is the path of a file of Markdown; `daemon.reload`
-    replaces the path by the file's text.
+    replaces the path by the file's text. Submissions are accepted from `opens` on, before `closes`
+    or, if they may be `late`, after it.
     """
 
     repository: str
@@ -558,9 +564,16 @@ class ProblemSettings(Section, frozen=True):
     title: _Line = ""
     description: _Line = ""
     statement: _OptionalPath = ""
+    opens: _Time | None = None
+    closes: _Time | None = None
+    late: bool = False
     runner: SlurmJobSettings = SlurmJobSettings()
 
     def __post_init__(self) -> None:
+        if self.late and self.closes is None:
+            raise ValueError(".late: needs closes")
+        if self.opens and self.closes and self.closes < self.opens:
+            raise ValueError(".closes: is before opens")
         if bool(self.commit) == bool(self.branch):
             raise ValueError("set either commit or branch")
         for name, value in self.limits.items():
@@ -568,6 +581,17 @@ class ProblemSettings(Section, frozen=True):
                 raise ValueError(  # noqa: TRY004  (msgspec adds the path to no other)
                     f".limits.{name}: {value!r:.80} is neither a number nor a text such as '256M'"
                 )
+
+    def check_open(self, name: str, timestamp: float) -> None:
+        """Raise ProblemClosed if submissions for the problem `name` are not accepted at a time.
+
+        `timestamp` is in seconds since the epoch.
+        """
+        now = datetime.fromtimestamp(timestamp, UTC)
+        if self.opens and now < self.opens:
+            raise ProblemClosed(f"the problem {name!r} opens at {self.opens.isoformat()}")
+        if self.closes and now >= self.closes and not self.late:
+            raise ProblemClosed(f"the problem {name!r} closed at {self.closes.isoformat()}")
 
     @property
     def form_fields(self) -> dict[str, str]:
@@ -806,10 +830,13 @@ def _make_error(path: str, value: object, message: str, allowed: Sequence[Any] =
         return ConfigurationError(_escape(path + message))
     if message in _WORDS:
         message = f"{shown} should be {_WORDS[message]}"
+    elif message in ("Expected `datetime` with a timezone component", _NO_TIME):
+        message = f"{shown} is not allowed; write {_FORMS['datetime']}"
     elif message.startswith("Invalid enum value"):
         message = f"{shown} is not allowed; allowed: {', '.join(allowed)}"
     elif expected := re.fullmatch("Expected `([a-z |]+)`(.*)", message):
-        form = " or ".join(_FORMS.get(kind, kind) for kind in expected[1].split(" | "))
+        kinds = [kind for kind in expected[1].split(" | ") if kind != "null"]
+        form = " or ".join(_FORMS.get(kind, kind) for kind in kinds)
         bounds = "" if expected[2].startswith(", got") else _BOUND.sub(_add_unit, expected[2])
         message = f"{shown} is not allowed; write {form}{bounds}"
     elif missing := re.fullmatch("Object missing required field `(.*)`", message):

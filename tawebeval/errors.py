@@ -231,6 +231,10 @@ class AccessDenied(RequestError):
     """A request from an address, or with a token, that may not make it."""
 
 
+class ProblemClosed(AccessDenied):
+    """A submission outside of the time in which its problem accepts any."""
+
+
 class ServerBusy(RequestError):
     """A full queue or another exhausted bound of the server.
 

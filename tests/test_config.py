@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,10 @@ DOCUMENTED_DEFAULT = re.compile(
 class RefusalTestCase(SynchronousTestCase):
     """Configurations that are refused."""
 
-    def check(self, text: str, start: str) -> None:
-        """Hold that `text` is refused by a one-line message that begins with `start`."""
+    def check(self, text: str, start: str, end: str = "") -> None:
+        """Hold that `text` is refused by a line that begins with `start`, and so ends."""
         error = self.assertRaises(ConfigurationError, parse_configuration, text)
+        self.assertTrue(str(error).endswith(end), str(error))
         self.assertTrue(str(error).startswith(start), str(error))
         self.assertTrue(str(error).isprintable(), str(error))
 
@@ -281,6 +283,23 @@ class ProblemTests(RefusalTestCase):
     problem = (
         f"repository = 'https://example.org/p.git'\ncommit = '{'a' * 40}'\ncommand = './run'\n"
     )
+
+    def test_times_of_a_problem_have_an_offset_and_an_order(self) -> None:
+        early, late = "2026-11-01T08:00:00+01:00", "2026-12-01T12:00:00Z"
+        text = f"[problems.a]\n{self.problem}"
+        found = parse_configuration(f"{text}opens = {early}\ncloses = {late}\nlate = true")
+        problem = found.problems["a"]
+        self.assertEqual(problem.opens, datetime.fromisoformat(early))
+        self.assertEqual(problem.closes, datetime.fromisoformat(late))
+        words = "write a time with its offset, such as 2026-12-01T12:00:00+01:00"
+        for key in ("opens", "closes"):
+            for value in (late[:-1], late[:10], "12:00:00", "3", "true"):
+                self.check(
+                    f"{text}{key} = {value}", f"problems.a.{key}: {value.replace('T', ' ')} ", words
+                )
+            self.check(f"{text}{key} = 'x'", f"problems.a.{key}: 'x' ", words)
+        self.check(f"{text}opens = {late}\ncloses = {early}", "problems.a.closes: is before opens")
+        self.check(f"{text}late = true", "problems.a.late: needs closes")
 
     def test_problem_sets_fields_of_the_form(self) -> None:
         found = parse_configuration(

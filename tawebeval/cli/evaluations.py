@@ -182,7 +182,9 @@ def problems(name: str | None, as_json: bool, server: ServerAccess) -> None:
     with open_context(server, make_screen()) as context:
         if name is None:
             found = list(context.client.problems())
-            rows = [(one["name"], ", ".join(one["fields"]) or "any", one["title"]) for one in found]
+            rows = [
+                (one["name"], ", ".join(one["fields"]) or "any", format_title(one)) for one in found
+            ]
             rows.insert(0, ("NAME", "FIELDS", "TITLE"))
             print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
             return
@@ -233,6 +235,14 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     labels = ", ".join(f"{name}={value}" for name, value in document.get("metadata", {}).items())
     row = _ROW.format(document["evaluation_id"], verdict, age, problem, labels)
     return escape_table_row(row)
+
+
+def format_title(problem: dict[str, Any]) -> str:
+    """Return the title of a problem, and when it closes, in the time zone of this machine."""
+    if not problem.get("closes"):
+        return str(problem["title"])
+    closes = datetime.fromisoformat(problem["closes"]).astimezone()
+    return f"{problem['title']} (closes {closes:%Y-%m-%d %H:%M})"
 
 
 def format_age(seconds: float) -> str:

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapp
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import uuid4
 
@@ -610,6 +610,7 @@ class _ListedProblem(msgspec.Struct):
     name: str
     title: str
     fields: list[str]
+    closes: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
 class _Problem(msgspec.Struct):

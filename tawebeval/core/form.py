@@ -226,7 +226,8 @@ class EvaluationRequest:
     client's labels. `environment` is a name of the configuration, None for the default. `problem`
     is the name of the operator's problem that the submission is for, None without one; `build` is
     the command that builds its tree, "" without one. `is_restricted` tells that the caller's token
-    is restricted to problems.
+    is restricted to problems. `submission_time` is when the files of a rerun were submitted first,
+    in seconds since the epoch.
     """
 
     repository: Repository
@@ -242,6 +243,7 @@ class EvaluationRequest:
     problem: str | None = None
     build: str = ""
     is_restricted: bool = False
+    submission_time: float | None = None
 
     @property
     def truncated_command(self) -> str:
@@ -317,7 +319,8 @@ class FormPreset:
     `permitted_text_fields` are the fields that the form may have, as in
     `PERMITTED_PROBLEM_FORM_FIELDS`; None: any known field. `submission_field_names` are the names
     of the files that the form must have, empty for any, None for no files. `preset_origin` names in
-    messages what sets all other fields. The others are as in `EvaluationRequest`.
+    messages what sets all other fields. A rerun that `uses_current_evaluator` takes what its
+    problem sets now. The others are as in `EvaluationRequest`.
     """
 
     preset_origin: str = ""
@@ -327,6 +330,8 @@ class FormPreset:
     submission_field_names: Sequence[str] | None = ()
     is_restricted: bool = False
     build: str = ""
+    submission_time: float | None = None
+    uses_current_evaluator: bool = False
 
     def check_text_field(self, name: str) -> None:
         """Raise InvalidField if the form may not have this known field."""

@@ -224,7 +224,20 @@ class EvaluationDetails:
 
     def pack_for_rerun(self) -> bytes:
         """Return the packed request with the seed in use; the callback was for this run."""
-        return pack_request(attrs.evolve(self.request, seed=self.seed, callback_url=None))
+        return pack_request(
+            attrs.evolve(
+                self.request,
+                seed=self.seed,
+                callback_url=None,
+                submission_time=self.submission_time,
+            )
+        )
+
+    @property
+    def submission_time(self) -> float:
+        """When the files were submitted, of a rerun those of the first evaluation."""
+        first = self.request.submission_time
+        return self.state_times["created"] if first is None else first
 
 
 def format_rfc3339_time(timestamp: float) -> str:

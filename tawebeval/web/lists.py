@@ -45,6 +45,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.reading import MAX_LISTED_EVALUATIONS, is_filter_parameter, parse_filter
 from tawebeval.evaluations.service import EvaluationRegistry
+from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.pinned_agent import (
     CachedPolicyForHTTPS,
     CheckedResolver,
@@ -306,4 +307,9 @@ def _describe_problem(configuration: Configuration, name: str) -> dict[str, Any]
         "extensions": problem.extensions,
         "environment": problem.environment or DEFAULT_ENVIRONMENT_NAME,
         "limits": {name: getattr(held, name) for name in LIMIT_UNITS},
+        **{
+            key: moment and format_rfc3339_time(moment.timestamp())
+            for key, moment in (("opens", problem.opens), ("closes", problem.closes))
+        },
+        "late": problem.late,
     }

@@ -44,6 +44,7 @@ from tawebeval.errors import (
     EvaluationExpired,
     InvalidField,
     MalformedRequest,
+    ProblemClosed,
     ProblemNotFound,
     RequestError,
     RequestTooLarge,
@@ -58,7 +59,12 @@ from tawebeval.evaluations.submissions import (
     UploadWriter,
 )
 from tawebeval.web.server.channel import ApiRequest
-from tawebeval.web.server.messages import get_header, get_header_elements, report_storage_error
+from tawebeval.web.server.messages import (
+    get_header,
+    get_header_elements,
+    get_query_argument,
+    report_storage_error,
+)
 
 _MAX_PART_HEADER_BYTES = 2048  # of one part
 _MAX_PARAMETERS = 32  # and folded lines, of the headers of one part
@@ -121,6 +127,7 @@ class FormReceiver:
         caller: str,
         target: str = "",
         preset: FormPreset | None = None,
+        check_open: Callable[[str | None], object] = lambda problem: None,
         use_kept: Callable[[], AbstractAsyncContextManager[KeptSubmission]] | None = None,
         refusal: RequestError | None = None,
     ) -> None:
@@ -129,6 +136,7 @@ class FormReceiver:
         self.key = key
         self._target = target
         self._preset = preset or FormPreset()
+        self._check_open = check_open
         self._use_kept = use_kept
         self._refusal = refusal
         self._parser: _FormParser | None = None
@@ -243,6 +251,7 @@ class FormReceiver:
             return await self._finish(self._take_kept(kept))
 
     async def _finish(self, preset: FormPreset) -> ReceivedForm:
+        self._check_open(preset.problem)  # the form may have taken hours
         fields = {name: text.decode() for name, text in self._fields.items()}
         preset.check_required_files([file.field for file in self._submission])
         configuration = self._configuration
@@ -265,7 +274,12 @@ class FormReceiver:
         except OSError as error:
             raise report_storage_error(error) from None
         return ReceivedForm(
-            attrs.evolve(request, build=preset.build, is_restricted=preset.is_restricted),
+            attrs.evolve(
+                request,
+                build=preset.build,
+                is_restricted=preset.is_restricted,
+                submission_time=preset.submission_time,
+            ),
             self._files.directory,
             self.key,
             self.compute_digest(),
@@ -274,19 +288,33 @@ class FormReceiver:
 
     def _take_kept(self, kept: KeptSubmission) -> FormPreset:
         """Link the files of a kept submission; return the preset with its fields."""
-        request = kept.request
+        request, preset = kept.request, self._preset
         self._count_stored(kept.size)
         self._submission += request.submission
         for file in request.submission:
             path = Path("submission", file.field, file.filename)
             self._files.link_file(path, kept.workspace.locate_submitted_file(file))
+        values, build = build_form_fields(request), request.build
+        if preset.uses_current_evaluator:
+            if request.problem is None:
+                raise MalformedRequest("evaluator: the evaluation is for no problem")
+            problem = self._configuration.problems.get(request.problem)
+            if problem is None:
+                raise ProblemNotFound(request.problem)
+            kept_values = {
+                name: value
+                for name, value in values.items()
+                if name == "seed" or name.startswith("metadata[")
+            }
+            values, build = {**problem.form_fields, **kept_values}, problem.build
         return attrs.evolve(
-            self._preset,
-            preset_values=build_form_fields(request),
+            preset,
+            preset_values=values,
             problem=request.problem,
-            build=request.build,
+            build=build,
             # Also if a supervisor runs it again, for its caller reads it.
-            is_restricted=self._preset.is_restricted or request.is_restricted,
+            is_restricted=preset.is_restricted or request.is_restricted,
+            submission_time=request.submission_time,
         )
 
     def abandon(self) -> None:
@@ -416,12 +444,12 @@ class FormReceivers:
         try:
             if problem is not None:
                 target = f"problem {problem}"
-                preset = self._make_problem_preset(problem)
+                preset = self._make_problem_preset(request, problem)
             elif rerun_of is not None:
-                target = f"rerun {rerun_of}"
+                target = f"rerun {rerun_of} {request.query.get(b'evaluator', '')}"
                 use_kept = partial(self._use_submission, request, rerun_of)
                 preset = self._make_rerun_preset(request, rerun_of)
-        except (ProblemNotFound, EvaluationExpired) as error:
+        except (ProblemNotFound, ProblemClosed, EvaluationExpired) as error:
             if registry.records.find_by_idempotency_key(key, caller) is None:
                 raise
             refusal = error
@@ -439,14 +467,23 @@ class FormReceivers:
             caller,
             target,
             attrs.evolve(preset, is_restricted=request.token.permitted_problems is not None),
+            partial(self._check_open, request),
             use_kept,
             refusal,
         )
 
-    def _make_problem_preset(self, name: str) -> FormPreset:
+    def _check_open(self, request: ApiRequest, name: str | None) -> None:
+        """Raise ProblemClosed if a problem accepts no submission of this request now."""
+        context = self._registry.context
+        problem = context.configuration.problems.get(name or "")
+        if name is not None and problem is not None and not request.token.supervised_groups:
+            problem.check_open(name, context.read_wall_clock())
+
+    def _make_problem_preset(self, request: ApiRequest, name: str) -> FormPreset:
         problem = self._registry.context.configuration.problems.get(name)
         if problem is None:
             raise ProblemNotFound(name)
+        self._check_open(request, name)
         return FormPreset(
             f"the problem {name!r}",
             name,
@@ -459,17 +496,22 @@ class FormReceivers:
     def _make_rerun_preset(self, request: ApiRequest, identifier: str) -> FormPreset:
         """Return what is known of the form before the request of the evaluation is read."""
         permitted = request.token.permitted_problems
+        is_current = _parse_evaluator_choice(request)
         fields = PERMITTED_RERUN_FORM_FIELDS if permitted is None else PERMITTED_PROBLEM_FORM_FIELDS
         try:
             evaluation = self._registry.find_ended_evaluation(identifier, request.caller)
         except EvaluationExpired:
             if not self._registry.archived.is_enabled:
                 raise
-            return FormPreset("the evaluation", None, {}, fields, None)  # the archive is read later
+            # The archive is read later.
+            return FormPreset(
+                "the evaluation", None, {}, fields, None, uses_current_evaluator=is_current
+            )
         problem = evaluation.details.request.problem
         owner = "the evaluation" if problem is None else f"the problem {problem!r}"
         _check_rerun_access(problem, permitted)
-        return FormPreset(owner, problem, {}, fields, None)
+        self._check_open(request, problem)
+        return FormPreset(owner, problem, {}, fields, None, uses_current_evaluator=is_current)
 
     @asynccontextmanager
     async def _use_submission(
@@ -481,6 +523,14 @@ class FormReceivers:
                 yield kept
         except OSError as error:  # from a disk without room for archived files
             raise report_storage_error(error) from None
+
+
+def _parse_evaluator_choice(request: ApiRequest) -> bool:
+    """Return whether `?evaluator=current` is in the query. Raises: MalformedRequest."""
+    choice = get_query_argument(request.query, "evaluator")
+    if choice not in (None, "current"):
+        raise MalformedRequest(f"evaluator: {choice[:80]!r} is not allowed; allowed: current")
+    return choice is not None
 
 
 def _check_rerun_access(problem: str | None, permitted: Collection[str] | None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import time
 from datetime import UTC, datetime
 from typing import Any
 
-from tawebeval.cli.evaluations import format_age, format_row, format_status
+from tawebeval.cli.evaluations import format_age, format_row, format_status, format_title
 from tawebeval.cli.output import format_json, summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings
 from tawebeval.errors import EvaluationExpired
@@ -150,6 +152,20 @@ class EvaluationsTests(CommandTestCase):
         document = {"evaluation_id": "x", "created": now.isoformat(), "state": "running"}
         document |= {"repository": "/srv/p", "metadata": {"contest": "finals", "user": "a\nb"}}
         self.assertRegex(format_row(document, now), r" 0 s  p +contest=finals, user=a b$")
+
+    def test_title_tells_when_the_problem_closes_in_the_local_time_zone(self) -> None:
+        before = os.environ.get("TZ")
+        os.environ["TZ"] = "UTC-2"
+        time.tzset()
+        try:
+            shown = format_title({"title": "Sums", "closes": "2026-12-01T11:00:00.000+00:00"})
+        finally:
+            os.environ.pop("TZ")
+            if before is not None:
+                os.environ["TZ"] = before
+            time.tzset()
+        self.assertEqual(shown, "Sums (closes 2026-12-01 13:00)")
+        self.assertEqual(format_title({"title": "Sums", "closes": None}), "Sums")
 
     def test_list_is_filtered_by_times_and_ages(self) -> None:
         identifier = self.line.begin()

@@ -318,6 +318,7 @@ class StatusTests(EvaluationTestCase):
             "build": None,
             "limits": {name: getattr(self.configuration.limits, name) for name in LIMIT_UNITS},
             "metadata": {},
+            "submitted": "2023-11-14T22:13:20.000+00:00",
             "created": "2023-11-14T22:13:20.000+00:00",
             "stderr": "",
             "events": {"buffered": 0, "discarded": 0},

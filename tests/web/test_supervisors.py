@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tawebeval.config import Configuration, ProblemSettings
 from tawebeval.core.tokens import generate_token
 from tests.cases.web import StreamTestCase
-from tests.fakes.clients import Answer, Part, Service, form
+from tests.fakes.clients import MULTIPART, Answer, Part, Service, form, head
 from tests.fakes.streams import FOLLOWERS
-from tests.fakes.world import read_again
+from tests.fakes.world import EPOCH, read_again
 
 OID = "a" * 40
 
@@ -133,6 +134,137 @@ class AccessTests(SupervisorTestCase):
         self.call("GET", place, 200, "teacher")
         self.call("GET", place, 200, "ann")
         self.assertEqual(lines, ["ann", "teacher for ann", "ann"])
+
+
+class DeadlineTests(SupervisorTestCase):
+    """The problem is open for a minute; the service begins before."""
+
+    opens, closes = (datetime.fromtimestamp(EPOCH + n, UTC) for n in (60, 120))
+
+    def configure(self, **settings: Any) -> None:
+        problem = ProblemSettings("https://example.org/p.git", "x", commit=OID, **settings)
+        self.service.registry.context.configuration = Configuration(problems={"one": problem})
+
+    def test_submission_outside_of_its_time_is_403_with_the_time_before_the_body(self) -> None:
+        self.configure(opens=self.opens, closes=self.closes)
+        for seconds, status, words in (
+            (59.9, 403, f"opens at {self.opens.isoformat()}"),
+            (0.1, 200, ""),
+            (59.9, 200, ""),
+            (0.1, 403, f"closed at {self.closes.isoformat()}"),
+        ):
+            self.service.reactor.advance(seconds)
+            for key in ("ann", "bob", "site"):
+                connection = self.connect()
+                fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
+                fields["Authorization"] = self.headers[key]
+                connection.send(head("POST /problems/one/evaluate", fields))
+                if status == 200:
+                    self.assertEqual(connection.received, b"")
+                else:
+                    answer = connection.answer()
+                    self.assertEqual(answer.status, status)
+                    self.assertIn(words, answer.json()["detail"])
+                connection.lose()
+        self.assertEqual(self.service.leftovers(), [])
+        self.begin("teacher")
+
+    def test_form_that_is_complete_after_the_end_is_403(self) -> None:
+        self.configure(closes=self.closes)
+        self.service.reactor.advance(119)
+        connection, body = self.connect(), form([Part("submission[source]", b"x", "a.py")])
+        fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
+        fields["Authorization"] = self.headers["ann"]
+        connection.send(head("POST /problems/one/evaluate", fields) + body[:-8])
+        self.service.reactor.advance(1)
+        connection.send(body[-8:])
+        self.turn()
+        self.assertEqual(connection.answer().status, 403)
+        self.assertEqual(self.service.registry.records.last_sequence_number, 0)
+        self.assertEqual(self.service.leftovers(), [])
+
+    def test_repeated_request_is_answered_after_the_end(self) -> None:
+        self.configure(closes=self.closes)
+        body = form([Part("submission[source]", b"x", "a.py")])
+        headers = {"Authorization": self.headers["ann"], "Idempotency-Key": "k"}
+        first = self.post(200, body, "/problems/one/evaluate", **headers).json()
+        self.service.reactor.advance(120)
+        self.assertEqual(self.post(200, body, "/problems/one/evaluate", **headers).json(), first)
+        headers["Idempotency-Key"] = "other"
+        self.post(403, body, "/problems/one/evaluate", **headers)
+
+    def test_rerun_after_the_end_is_the_supervisors_and_keeps_the_time_of_submission(self) -> None:
+        self.configure(closes=self.closes)
+        first = self.begin("ann")
+        self.finish()
+        self.service.reactor.advance(120)
+        for key in ("ann", "bob"):
+            status = 403 if key == "ann" else 404
+            self.call("POST", f"/evaluation/{first}/rerun", status, key)
+        for _ in range(2):
+            again = self.call("POST", f"/evaluation/{first}/rerun", 200, "teacher").json()
+            self.finish()
+            first = again["evaluation_id"]
+        status = self.call("GET", f"/evaluation/{first}", 200, "ann").json()
+        (*_, listed) = self.call("GET", "/evaluations", 200, "ann").json()["data"]
+        for document in (status, listed):
+            submitted, created = (
+                datetime.fromisoformat(document[name]) for name in ("submitted", "created")
+            )
+            self.assertLess(submitted, self.closes)
+            self.assertGreaterEqual(created, self.closes)
+
+    def test_late_submissions_are_accepted_where_the_problem_says_so(self) -> None:
+        self.configure(opens=self.opens, closes=self.closes, late=True)
+        self.begin("ann", 403)
+        self.service.reactor.advance(121)
+        identifier = self.begin("ann")
+        status = self.call("GET", f"/evaluation/{identifier}", 200, "ann").json()
+        self.assertEqual(status["submitted"], status["created"])
+        (problem,) = self.call("GET", "/problems", 200, "ann").json()["data"]
+        times = [datetime.fromisoformat(problem[name]) for name in ("opens", "closes")]
+        self.assertEqual((times, problem["late"]), ([self.opens, self.closes], True))
+        self.configure()
+        problem = self.call("GET", "/problems/one", 200, "ann").json()
+        self.assertEqual(
+            [problem[name] for name in ("opens", "closes", "late")], [None, None, False]
+        )
+
+    def test_rerun_with_the_current_evaluator_takes_what_the_problem_is_now(self) -> None:
+        self.configure()
+        first = self.begin("ann")
+        self.finish()
+        body = form([Part("metadata[student]", b"Ann")])
+        problem = ProblemSettings(
+            "https://example.org/new.git", "y", branch="main", build="make", limits={"cpu": 7}
+        )
+        self.service.registry.context.configuration = Configuration(problems={"one": problem})
+        self.service.world.repositories.branches["main"] = "b" * 40
+        path, headers = f"/evaluation/{first}/rerun", {"Authorization": self.headers["teacher"]}
+        found = {}
+        for query in ("", "?evaluator=current"):
+            again = self.post(200, body, path + query, **headers).json()["evaluation_id"]
+            found[query] = self.call("GET", f"/evaluation/{again}", 200, "ann").json()
+            self.service.world.turn()
+        old, new = found.values()
+        self.assertEqual(
+            (old["repository"], old["evaluator_cmd"]), ("https://example.org/p.git", "x")
+        )
+        self.assertEqual(
+            (new["repository"], new["evaluator_cmd"]), ("https://example.org/new.git", "y")
+        )
+        self.assertEqual(new["commit_oid"], "b" * 40)
+        self.assertEqual((new["limits"]["cpu"], new["seed"]), (7, old["seed"]))
+        self.assertEqual(new["metadata"], {"student": "Ann"})
+        self.post(400, body, f"{path}?evaluator=x", **headers)
+        self.service.registry.context.configuration = Configuration()
+        self.post(404, body, f"{path}?evaluator=current", **headers)
+
+    def test_evaluation_of_no_problem_has_no_current_evaluator(self) -> None:
+        headers = {"Authorization": self.headers["bob"]}
+        identifier = self.post(200, **headers).json()["evaluation_id"]
+        self.finish()
+        self.call("POST", f"/evaluation/{identifier}/rerun?evaluator=current", 400, "bob")
 
 
 class ReloadTests(SupervisorTestCase):

@@ -305,6 +305,7 @@ ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.Unauthorized: HTTPStatus.UNAUTHORIZED,
     errors.ForeignOrigin: HTTPStatus.FORBIDDEN,
     errors.AccessDenied: HTTPStatus.FORBIDDEN,
+    errors.ProblemClosed: HTTPStatus.FORBIDDEN,
     errors.ServerNotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.CallerQuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
     errors.ServerBusy: HTTPStatus.SERVICE_UNAVAILABLE,
