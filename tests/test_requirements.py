@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import metadata
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -36,6 +37,19 @@ class RequirementsTests(SynchronousTestCase):
 
     def test_runtime_file_has_all_packages_of_the_daemon(self) -> None:
         self.check("runtime", PROJECT["project"]["dependencies"])
+
+    def test_each_dependency_has_a_reason_and_its_licence_in_the_architecture(self) -> None:
+        section = (ROOT / "ARCHITECTURE.md").read_text().partition("## Dependencies\n")[2]
+        for requirement in map(Requirement, PROJECT["project"]["dependencies"]):
+            found = metadata(requirement.name)
+            classifiers = found.get_all("Classifier") or []
+            licence = (
+                found["License-Expression"]
+                or found["License"]
+                or next((each for each in classifiers if each.startswith("License")), "")
+            )
+            licence = licence.removeprefix("License :: OSI Approved :: ").removesuffix(" License")
+            self.assertRegex(section, rf"(?m)^- .*\b{requirement.name}\b.*\({re.escape(licence)}\)")
 
     def test_each_extra_has_a_file(self) -> None:
         files = {path.stem for path in (ROOT / "requirements").glob("*.txt")}
