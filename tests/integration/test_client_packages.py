@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
@@ -149,7 +150,8 @@ class WheelTests(SynchronousTestCase):
                     self.assertEqual(wheel.read(name), (ROOT / name).read_bytes())
             (metadata,) = (n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
             text = wheel.read(metadata).decode()
-        daemon = {str(Requirement(one)) for one in distribution("tawebeval").requires or ()}
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        daemon = {str(Requirement(one)) for one in project["dependencies"]}
         for one in re.findall(r"^Requires-Dist: ([^;\n]+)$", text, re.MULTILINE):
             self.assertIn(str(Requirement(one)), daemon)
 
