@@ -317,6 +317,29 @@ ON_STDIN = {
     "sol/first.py": "# @check-wrong-answer: *\nprint(0)\n",
     "sol/crash.py": "# @check-runtime-error: *\ninput()\n1 / 0\n",
 }
+CONTROLLER = """
+import sys
+value, ends = int(open("input.txt").read()), []
+for number in range(3):
+    print("START_SOLUTION", flush=True)
+    ends.append([int(word) for word in input().split()])
+for to, back in ends[:2]:  # the last one fails after the controller has ended
+    with open(to, "w") as output:  # closed, maybe before the process is started
+        print(value, file=output)
+    with open(back) as given:
+        value = int(given.readline() or -9)
+        said = given.read()  # until the end of the process
+sys.stderr.write(f"USER_MESSAGE: it is {value}\\nSCORE: {float(value == 12)}\\n")
+"""
+CONTROLLED = {
+    "task.yaml.orig": "title: Twice\ntime_limit: 1\nmemory_limit: 64\n",
+    "check/controller.py": CONTROLLER,
+    "input/input0.txt": "3\n",
+    "sol/solution.py": "import sys\nprint(2 * int(sys.stdin.read()))\n",
+    "sol/wrong.py": "# @check-wrong-answer: *\nprint(0)\n",
+    "sol/crash.py": "# @check-runtime-error: *\nprint(12, flush=True)\n1 / 0\n",
+    "sol/slow.py": "# @check-time-limit-exceeded: *\nwhile True: pass\n",
+}
 OUTPUTS = {
     "task.yaml": "name: outputs\noutput_only: true\nn_input: 2\n",
     **{f"input/input{number}.txt": f"{number}\n" for number in range(2)},
@@ -521,6 +544,16 @@ class PackageTests(TestCase):
             self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
             self.assertEqual(rows["sol/solution.py"]["found"], "accepted, 2/2, score 100")
             shutil.rmtree(self.folder / "package")
+
+    async def test_controller_of_task_maker_starts_processes(self) -> None:
+        rows = await self.check(CONTROLLED)
+        self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
+        self.assertEqual(rows["sol/solution.py"]["found"], "accepted, 1/1, score 100")
+        case = (await self.judge(CONTROLLED, "sol/solution.py"))[0]
+        self.assertEqual(case["message"], "it is 12")
+        few = CONTROLLED["task.yaml.orig"] + "controller_process_limit: 1\n"
+        rows = await self.check({**CONTROLLED, "task.yaml.orig": few}, status=1)
+        self.assertIn("unexpected 'START_SOLUTION'", rows["sol/solution.py"]["message"])
 
     async def test_submission_that_is_not_built_comes_to_all_cases_and_no_more(self) -> None:
         for files in (PASSES, POLYGON, CMS):

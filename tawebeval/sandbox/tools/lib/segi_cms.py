@@ -2,18 +2,20 @@
 
 Batch tasks by stdin or files, with graders and checkers; communication with a manager; output only.
 Where inputs or outputs are missing, the generator of `gen/GEN` and the official solution make them,
-in each evaluation or once by `--build`. Of task-maker, `task.yaml.orig` and subtasks that depend on
-others (`#STDEP:`). Not read: TwoSteps, BatchAndOutput, controllers, and score types other than Sum,
-GroupMin and GroupMul.
+in each evaluation or once by `--build`. Of task-maker, `task.yaml.orig`, subtasks that depend on
+others (`#STDEP:`) and controllers. Not read: TwoSteps, BatchAndOutput, and score types other than
+Sum, GroupMin and GroupMul.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -32,6 +34,26 @@ _HEADERS = (".h", ".hpp", ".lib")
 _OFFICIAL = ("solution", "soluzione")
 _OWN = ("grader", "stub", "template")
 _ON_STDIN = 'in=$1 out=$2; shift 2; exec "$@" <"$in" >"$out"'
+# Opened first for both, the FIFO has a writer, and its other writer may have closed it already.
+_ON_FIFOS = 'in=$1 out=$2; shift 2; exec 3<>"$in" <"$in" 3>&- >"$out"; exec "$@"'
+# A controller finds its ends of all FIFOs open: of pair n, descriptor 2n + 3 leads to a process of
+# the submission, and 2n + 4 from it.
+_OPEN_FIFOS = """
+import os, signal, sys
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+count, *words = sys.argv[1:]
+for name in words[:int(count)]:
+    for path, reads in ((name + "/in", False), (name + "/out", True)):
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        end = reader if reads else os.open(path, os.O_WRONLY)
+        if not reads:
+            os.dup2(end, reader)
+            os.close(end)
+        os.set_blocking(reader, True)
+        os.set_inheritable(reader, True)
+os.execvp(words[int(count)], words[int(count):])
+"""
+_MOST_STARTS = 100  # of processes by a controller
 _PAUSE = 0.02  # seconds between looks at who still waits for a program that has ended
 _CHECKS = {
     "accepted": ("accepted",),
@@ -44,6 +66,7 @@ _CHECKS = {
     "zero": ("wrong_answer", "time_limit", "runtime_error"),
 }
 """The checks in comments of solutions, and the verdicts of which a case has to have one."""
+_SAID = re.compile(rb"^(SCORE|USER_MESSAGE): *(.*)$", re.MULTILINE)
 _CHECK = re.compile(r"@check-([a-z-]+):([^\n]*)")
 
 
@@ -85,11 +108,12 @@ class Task:
             **(found if isinstance(found, dict) else {}),
         }
         self.name = str(self.metadata.get("name", root.name))
-        self.time = self._read_number("time_limit", "timeout")
-        self.memory = self._read_number("memory_limit", "memlimit")
-        self.processes = int(self._read_number("num_processes") or 1)
+        self.time = self.read_number("time_limit", "timeout")
+        self.memory = self.read_number("memory_limit", "memlimit")
+        self.processes = int(self.read_number("num_processes") or 1)
         self.is_output_only = bool(self.metadata.get("output_only", False))
         self.manager = self.find_program("check/manager", "cor/manager")
+        self.controller = self.find_program("check/controller")
         self.checker = self.find_program("check/checker", "cor/correttore")
         self.generator = self.find_program("gen/generator", "gen/generatore")
         self.official = self.find_program("sol/solution", "sol/soluzione")
@@ -103,10 +127,8 @@ class Task:
         for kind in ("output_only_testcases", "output_optional_testcases"):
             if self.metadata.get(kind):
                 raise segi_judge.PackageError(f"{kind} is not supported")
-        if self.find_program("check/controller"):
-            raise segi_judge.PackageError("controllers of task-maker are not supported")
 
-    def _read_number(self, *names: str) -> float | None:
+    def read_number(self, *names: str) -> float | None:
         """Return the number of the first of these names that `task.yaml` has."""
         for name in names:
             if self.metadata.get(name) is not None:
@@ -158,7 +180,7 @@ class Task:
                 self.owners[len(self.cases) - 1] = len(subtasks)
         _add_dependencies(subtasks, dependencies)
         if not self.cases:
-            count = self._read_number("n_input")
+            count = self.read_number("n_input")
             inputs = len(list((self.root / "input").glob("input*.txt")))
             self.cases = [Case(())] * int(inputs if count is None else count)
         everything = range(len(self.cases))
@@ -191,7 +213,7 @@ class Task:
         for subtask in subtasks:
             if subtask.points and not subtask.cases:  # all submissions would have its points
                 raise segi_judge.PackageError(f"{subtask.name} has points and no cases")
-        total = self._read_number("total_value")
+        total = self.read_number("total_value")
         return subtasks or [Subtask("", 100 if total is None else total, everything)]
 
     def _select_cases(self, which: Any, at: int) -> Sequence[int]:
@@ -322,7 +344,7 @@ class Judge:
         self, files: Sequence[Path], options: segi_judge.Options | None
     ) -> segi.Solution:
         """Build a submission with grader or stub, under the name of the task."""
-        stem = "stub" if self.task.manager else "grader"
+        stem = "stub" if self.task.manager or self.task.controller else "grader"
         beside = self.task.list_beside(stem)
         place = segi.make_directory()
         named = []
@@ -404,6 +426,8 @@ class Judge:
         source = self.find_input(number)
         if self.task.manager is not None:
             return self._run_manager(number, solution, source)
+        if self.task.controller is not None:
+            return self._run_controller(self.task.controller, solution, source)
         ran = self._run_batch(solution, source)
         if ran.fault:
             return Outcome(ran.fault, result=ran.result)
@@ -507,10 +531,93 @@ class Judge:
         faults = [each.fault for each in results.values() if each.fault]
         if faults:
             return Outcome(faults[0], result=worst)
-        if result.signal == signal.SIGPIPE or b"\nBrokenPipeError: " in result.stderr:
-            early = segi.Judgement("wrong_answer", "ended before the manager had written all")
-            return Outcome(early, result=worst)
         return _read_score(result, "manager")._replace(result=worst)
+
+    def _run_controller(self, path: Path, solution: segi.Solution, source: Path) -> Outcome:
+        """Run a controller of task-maker, which asks for processes of the submission one by one.
+
+        Each has a directory with two FIFOs. The judge keeps the ends of a process open until it has
+        ended: so the controller reads the end then, and not before the process is started.
+        """
+        task, place, fifos = self.task, segi.make_directory(), segi.make_directory()
+        shutil.copyfile(source, place / str(task.metadata.get("infile") or "input.txt"))
+        most = int(task.read_number("controller_process_limit") or _MOST_STARTS)
+        pairs = [fifos / str(number) for number in range(min(most, _MOST_STARTS))]
+        for pair in pairs:
+            pair.mkdir()
+            for name in ("in", "out"):
+                os.mkfifo(pair / name)
+        controller = self.build_own(path)
+        memory = task.read_number("controller_memory_limit")
+        wall = 5 * self.limits["time"] + 5
+        programs: list[segi.Program] = []
+        threads: list[threading.Thread] = []
+        results: list[segi.Result] = []
+        faults: list[segi.Judgement] = []
+        failures: list[segi.RunError] = []
+
+        def begin(pair: Path) -> None:
+            inputs = os.open(pair / "in", os.O_RDONLY | os.O_NONBLOCK)
+            outputs = os.open(pair / "out", os.O_WRONLY)
+            poll = select.poll()
+            poll.register(outputs, select.POLLERR)  # the controller has ended, or reads no more
+            command = ["sh", "-c", _ON_FIFOS, "sh", f"{pair}/in", f"{pair}/out", *solution.command]
+            own = solution._replace(command=command)
+
+            def finish(program: segi.Program) -> None:
+                try:
+                    ended = program.finish()
+                    results.append(ended)
+                    if ended.fault and not poll.poll(0):
+                        faults.append(ended.fault)
+                except segi.RunError as error:
+                    failures.append(error)
+                finally:
+                    os.close(inputs)
+                    os.close(outputs)
+
+            programs.append(own.start(**{**self.limits, "wall": wall, "read": [pair]}))
+            threads.append(threading.Thread(target=finish, args=programs[-1:]))
+            threads[-1].start()
+
+        words = [sys.executable, "-IS", "-c", _OPEN_FIFOS, str(len(pairs)), *map(str, pairs)]
+        with segi.start(
+            [*words, *controller.command],
+            time=task.read_number("controller_time_limit") or segi_judge.PROGRAM_TIME,
+            wall=wall + segi_judge.PROGRAM_TIME,
+            memory=None if memory is None else segi_judge.choose_memory(memory),
+            read=[*controller.files, fifos],
+            write=[place],
+            directory=place,
+        ) as running:
+            try:
+                while (line := running.read_line()) == "START_SOLUTION" and pairs[len(programs) :]:
+                    number = len(programs)
+                    begin(pairs[number])
+                    running.write(f"{2 * number + 3} {2 * number + 4}\n")
+                if line is not None:
+                    running.kill()
+                result = running.finish()
+            finally:
+                for program in programs:
+                    program.kill()
+                for thread in threads:
+                    thread.join()
+                shutil.rmtree(place)
+                shutil.rmtree(fifos)
+        if failures:
+            raise failures[0]
+        if line is not None:
+            return Outcome(segi.Judgement("judge_error", f"controller: unexpected {line[:50]!r}"))
+        worst = max(results, key=lambda each: each.cpu_seconds, default=None)
+        if faults:
+            return Outcome(faults[0], result=worst)
+        if not result.fault:
+            said = dict(_SAID.findall(result.stderr))
+            told = said.get(b"USER_MESSAGE", b"")
+            text = b"" if told.startswith(b"translate:") else told
+            result = result._replace(stdout=said.get(b"SCORE", b""), stderr=text)
+        return _read_score(result, "controller")._replace(result=worst)
 
 
 def _strip(text: bytes) -> bytes:
@@ -526,6 +633,9 @@ def _strip(text: bytes) -> bytes:
 
 def _read_score(result: segi.Result, name: str) -> Outcome:
     """Return what a checker or manager says: a score of 0 to 1 on stdout, words on stderr."""
+    if result.signal == signal.SIGPIPE or b"\nBrokenPipeError: " in result.stderr:
+        early = f"ended before the {name} had written all"
+        return Outcome(segi.Judgement("wrong_answer", early))
     if result.fault:
         return Outcome(segi.Judgement("judge_error", f"{name}: {result.fault.message}"))
     words = result.stdout.split()
@@ -555,12 +665,12 @@ def build_programs(root: Path) -> None:
     task = Task(root)
     judge = Judge(task, segi_judge.Options(None, explains=False))
     place = Path(os.environ["TEMPORARY_DIRECTORY"])
-    for program in (task.checker, task.manager):
+    for program in (task.checker, task.manager, task.controller):
         if program is not None:
             judge.build_own(program)
     for number in range(len(task.cases)):
         files = {f"input/input{number}.txt": judge.find_input(number)}
-        if task.manager is None:
+        if task.manager is None and task.controller is None:
             source = files[f"input/input{number}.txt"]
             files[f"output/output{number}.txt"] = judge._find_output(number, source)
         for name, made in files.items():
