@@ -51,6 +51,7 @@ class ClassTests(BrowserTestCase):
         await self.daemon.reload(
             f"\n[problems.sums]\nrepository = '{self.repository.url}'\n"
             f"commit = '{self.commit}'\ncommand = 'sh judge.sh'\nfields = ['source']\n"
+            "extensions = ['py', 'txt']\n"
             "title = 'Sums'\n"
         )
         self.client = Client(self.daemon.url, self.teacher)
@@ -77,8 +78,10 @@ class ClassTests(BrowserTestCase):
         self.assertEqual(names, ["ann", "ann (2)"])
         await browser.click("#class-clear")
         with zipfile.ZipFile(self.folder / "hw.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("hw/ann/a.txt", "10\n")
+            archive.writestr("hw/ann_12_assignsubmission_file_/a.txt", "10\n")
             archive.writestr("hw/=1+1/b.txt", "4\n")
+            archive.writestr("hw/bea/x.rs", "1\n")
+            archive.writestr("hw/bea/Thumbs.db", "1\n")
             archive.writestr("hw/carl/x.txt", "1\n")
             archive.writestr("hw/carl/y.txt", "2\n")
         give(self.folder / "hw.zip")
@@ -86,7 +89,7 @@ class ClassTests(BrowserTestCase):
         await browser.shows("#class-start", "Evaluate 2 submissions")
         self.assertEqual(await browser.violations(), [])
         await browser.click("#class-start")
-        await browser.until("document.getElementById('class-count').innerText.startsWith('2 of 3')")
+        await browser.until("document.getElementById('class-count').innerText.startsWith('2 of 4')")
         await browser.until("document.activeElement.id === 'class-csv'")
         wrong = "2 files, but the problem takes 1 (source)"
         self.assertEqual(
@@ -94,6 +97,7 @@ class ClassTests(BrowserTestCase):
             [
                 ["=1+1", "b.txt", "Partly correct", "4 of 10"],
                 ["ann", "a.txt", "Accepted", "10 of 10"],
+                ["bea", "x.rs", "x.rs: the problem takes py, txt", ""],
                 ["carl", "x.txt, y.txt", wrong, ""],
             ],
         )
@@ -107,13 +111,32 @@ class ClassTests(BrowserTestCase):
         await until(saved.exists, "the CSV is saved")
         with open(saved, encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file))
-        self.assertEqual([row["student"] for row in rows], ["'=1+1", "ann", "carl"])
-        self.assertEqual([row["score"] for row in rows], ["4", "10", ""])
-        self.assertEqual(rows[2]["message"], wrong)
+        self.assertEqual([row["student"] for row in rows], ["'=1+1", "ann", "bea", "carl"])
+        self.assertEqual([row["score"] for row in rows], ["4", "10", "", ""])
+        self.assertEqual(rows[3]["message"], wrong)
+        await self.check_reload()
         await self.check_addition()
         await browser.click("#class-rows tr:nth-child(2) a")
         await self.check_share()
         await self.check_history()
+
+    async def check_reload(self) -> None:
+        """Load the page anew: it has the evaluated students, sorts them and runs them again."""
+        browser = self.browser
+        await self.enter(self.teacher, "#class")
+        rows = [["=1+1", "", "Partly correct", "4 of 10"], ["ann", "", "Accepted", "10 of 10"]]
+        await browser.shows("#class-count", "2 of 2 students evaluated")
+        self.assertEqual(await browser.script(ROWS), rows)
+        await browser.click("#class-table [data-sort=score]")
+        self.assertEqual(await browser.script(ROWS), rows[::-1])
+        self.assertEqual(await browser.violations(), [])
+        links = "Array.from(document.querySelectorAll('#class-rows a'), (one) => one.hash).join()"
+        before = await browser.script(f"return {links}")
+        await browser.click("#class-rerun")
+        await browser.until("document.activeElement.id === 'class-csv'")
+        self.assertEqual(await browser.script(ROWS), rows[::-1])
+        self.assertNotEqual(await browser.script(f"return {links}"), before)
+        await browser.click("#class-table [data-sort=name]")
 
     async def check_addition(self) -> None:
         """Add a student's ZIP to the table; the other students keep their verdicts."""
@@ -164,7 +187,8 @@ class ClassTests(BrowserTestCase):
         await browser.shows("#output", "judged 7 points")
         await browser.shows("#verdict", "Partly correct")
         await browser.click("#to-listing")
-        await browser.shows("#listing", "Sums\nsum.txt")
+        await browser.shows("#listing", "Sums")
+        await browser.shows("#listing .labels", "sum.txt")
         await browser.shows("#listing", "7 of 10")
         self.assertEqual(await browser.violations(), [])
         before = await browser.script("return document.querySelector('#listing a').hash")

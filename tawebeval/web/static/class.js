@@ -5,13 +5,14 @@ import { makeCsv } from "./csv.js";
 import { announce, byId, counted, duration, element, said, setOptions } from "./dom.js";
 import { assignFiles, findStudents } from "./students.js";
 import { parse } from "./values.js";
-import { Tally, scoreWords, verdictOf } from "./verdict.js";
+import { Tally, goalWords, isLive, scoreWords, verdictOf } from "./verdict.js";
 import { BadZip, MOST_BYTES, MOST_FILES, cleanPath, isZipName, readZip, takeRoom, unpackZips } from "./zip.js";
 
 const AT_ONCE = 4; // evaluations; browsers open six connections to a server
 const READING = "Reading …";
 const LABEL = 256; // bytes of a label's text
 const DRAW = 100; // ms between two looks of a row at its results
+const ENDED = ["finished", "failed", "cancelled"];
 
 /** The table of a class, and what evaluates it. */
 export class ClassView {
@@ -20,12 +21,22 @@ export class ClassView {
     this.findToken = findToken;
     this.problems = [];
     this.rows = [];
+    this.former = []; // rows of what was evaluated before
     this.sources = [];
     this.reading = Promise.resolve(); // of all that was given
-    byId("class-problem").addEventListener("change", () => this.#arrange());
+    this.sorted = { by: "name", isUp: true };
+    byId("class-problem").addEventListener("change", () => this.#choose());
     byId("class-zip").addEventListener("change", ({ target }) => this.#takeInput(target));
     byId("class-folder").addEventListener("change", ({ target }) => this.#takeInput(target));
-    byId("class-start").addEventListener("click", () => this.#start());
+    byId("class-start").addEventListener("click", () => {
+      this.#start(this.rows.filter((row) => row.isOpen));
+    });
+    byId("class-rerun").addEventListener("click", () => {
+      this.#start(this.rows.filter((row) => row.isOver), { again: true });
+    });
+    for (const button of byId("class-table").querySelectorAll("thead button")) {
+      button.addEventListener("click", () => this.#sort(button.dataset.sort));
+    }
     byId("class-stop").addEventListener("click", () => this.stopping?.abort());
     byId("class-clear").addEventListener("click", () => this.#clear());
     byId("class-csv").addEventListener("click", () => this.#save());
@@ -44,6 +55,35 @@ export class ClassView {
     const options = problems.map(({ name, title }) => [name, title || name]);
     setOptions(byId("class-problem"), options);
     if (byId("class-problem").value !== this.arranged) this.#arrange();
+  }
+
+  /** Show the view, with what was evaluated before for the problem, also by another browser. */
+  open() {
+    if (this.restored !== this.arranged) this.#restore();
+  }
+
+  #choose() {
+    this.#arrange();
+    this.#restore();
+  }
+
+  /** Make rows of the evaluations that have the label of a student; of each student the last. */
+  async #restore() {
+    const problem = (this.restored = this.arranged);
+    const entries = new Map();
+    try {
+      const client = new Client({ token: this.findToken() });
+      for await (const entry of client.evaluations({ problem, tries: 2 })) {
+        if (entry.metadata.student) entries.set(entry.metadata.student, entry);
+      }
+    } catch {
+      return; // a token that lists nothing, or an answer that is away
+    }
+    if (problem !== this.arranged || this.stopping !== undefined) return;
+    this.former = [...entries].map(([name, entry]) => Row.restore(name, entry));
+    this.#arrange();
+    const live = this.rows.filter((row) => row.id !== null && isLive(row.state));
+    if (live.length > 0) this.#start(live);
   }
 
   #takeInput(input) {
@@ -99,17 +139,40 @@ export class ClassView {
 
   /** Find the students, by the fields of the problem; keep the rows of those who are the same. */
   #arrange() {
-    const { name, fields } = this.#problem ?? { name: "", fields: [] };
+    const { name, fields, extensions } = this.#problem ?? { name: "", fields: [], extensions: [] };
     if (this.stopping !== undefined) return;
-    const former = new Map(name === this.arranged ? this.rows.map((row) => [row.name, row]) : []);
+    if (name !== this.arranged) [this.former, this.rows] = [[], []];
+    const former = new Map([...this.former, ...this.rows].map((row) => [row.name, row]));
     this.arranged = name;
-    this.rows = findStudents(this.sources, Math.max(1, fields.length)).map((student) => {
-      const assigned = assignFiles(student.files, fields);
+    const rows = findStudents(this.sources, Math.max(1, fields.length)).map((student) => {
+      const assigned = assignFiles(student.files, fields, extensions);
       const row = former.get(student.name);
       return row?.submits(assigned) ? row : new Row(student, assigned);
     });
-    byId("class-rows").replaceChildren(...this.rows.map(({ place }) => place));
+    const names = new Set(rows.map((row) => row.name));
+    this.rows = [...rows, ...this.former.filter((row) => !names.has(row.name))];
+    this.#place();
     this.#show();
+  }
+
+  #sort(by) {
+    this.sorted = { by, isUp: this.sorted.by === by ? !this.sorted.isUp : by === "name" };
+    this.#place();
+  }
+
+  /** Put the rows in order. */
+  #place() {
+    const { by, isUp } = this.sorted;
+    this.rows.sort((one, other) => {
+      const [a, b] = [one.sortKey(by), other.sortKey(by)];
+      const order = typeof a === "number" ? a - b : a.localeCompare(b);
+      return (isUp ? order : -order) || one.name.localeCompare(other.name);
+    });
+    byId("class-rows").replaceChildren(...this.rows.map(({ place }) => place));
+    for (const button of byId("class-table").querySelectorAll("thead button")) {
+      const isBy = button.dataset.sort === by;
+      button.closest("th").ariaSort = isBy ? (isUp ? "ascending" : "descending") : null;
+    }
   }
 
   get #problem() {
@@ -118,6 +181,7 @@ export class ClassView {
 
   #clear() {
     this.sources = [];
+    this.former = [];
     byId("class-hint").textContent = "";
     this.#arrange();
   }
@@ -127,34 +191,36 @@ export class ClassView {
     const open = this.rows.filter((row) => row.isOpen).length;
     byId("class-start").hidden = isBusy || open === 0;
     byId("class-start").textContent = `Evaluate ${counted(open, "submission")}`;
+    const over = this.rows.filter((row) => row.isOver).length;
+    byId("class-rerun").hidden = isBusy || over === 0;
     byId("class-stop").hidden = !isBusy;
     byId("class-clear").hidden = isBusy || this.rows.length === 0;
     byId("class-csv").hidden = this.rows.length === 0;
     byId("class-table").hidden = this.rows.length === 0;
     byId("class-problem").disabled = isBusy;
-    const over = this.rows.filter((row) => row.isOver).length;
     const all = counted(this.rows.length, "student");
     byId("class-count").textContent = this.rows.length === 0 ? "" : `${over} of ${all} evaluated`;
   }
 
-  async #start() {
+  /** Evaluate rows, or those that are evaluated `again`: the same files, by the problem as it is. */
+  async #start(waiting, { again = false } = {}) {
     if (this.stopping !== undefined) return;
     this.stopping = new AbortController();
     const { signal } = this.stopping;
     const [problem, token] = [this.arranged, this.findToken()];
-    const waiting = this.rows.filter((row) => row.isOpen);
+    const before = new Map(waiting.map((row) => [row, row.state]));
     for (const row of waiting) row.show("waiting");
     this.#show();
     byId("class-stop").focus();
     const work = async () => {
       while (waiting.length > 0 && !signal.aborted) {
         const row = waiting.shift();
-        await row.evaluate(problem, token, signal);
+        await row.evaluate(problem, token, signal, again);
         this.#show();
       }
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
-    for (const row of waiting) row.show("");
+    for (const row of waiting) row.show(before.get(row));
     this.stopping = undefined;
     this.#show();
     announce(byId("class-count").textContent);
@@ -163,8 +229,9 @@ export class ClassView {
 
   #save() {
     const head = ["student", "problem", "verdict", "score", "maximum", "state", "message"];
-    const rows = this.rows.map((row) => row.cells(this.arranged));
-    const text = `\ufeff${makeCsv([[...head, "evaluation"], ...rows])}`;
+    const goals = [...new Set(this.rows.flatMap((row) => Object.keys(row.results?.goals ?? {})))];
+    const rows = this.rows.map((row) => row.cells(this.arranged, goals));
+    const text = `\ufeff${makeCsv([[...head, "evaluation", ...goals], ...rows])}`;
     const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
     const link = element("a", { href: url, download: `${this.arranged || "class"}.csv` });
     link.click();
@@ -186,6 +253,7 @@ export class Row {
     this.verdict = element("span", { className: "verdict" });
     this.message = element("span", { className: "hint" });
     this.score = element("td", { className: "sum" });
+    this.goals = element("td", { className: "sum" });
     this.link = element("td");
     this.place = element(
       "tr",
@@ -194,19 +262,43 @@ export class Row {
       element("td", { className: "file" }, names),
       element("td", {}, this.verdict, " ", this.message),
       this.score,
+      this.goals,
       this.link,
     );
     this.show("");
   }
 
+  /** Return the row of an evaluation, an entry of the server's list. */
+  static restore(name, { evaluation_id: id, state, results }) {
+    const row = new Row({ name, files: [] }, {});
+    row.#begin(id);
+    row.results = results;
+    row.show(state);
+    return row;
+  }
+
+  /** Return what rows are sorted by: a text, or a number. */
+  sortKey(by) {
+    if (by === "name") return this.name;
+    if (by === "verdict") return this.verdict.textContent;
+    if (by === "goals") return Object.values(this.results?.goals ?? {}).filter(Boolean).length;
+    return Number(this.results?.score?.score ?? -1);
+  }
+
+  #begin(id) {
+    this.id = id;
+    const name = element("code", {}, id.slice(0, 10));
+    this.link.replaceChildren(element("a", { href: `#evaluation/${id}` }, name));
+  }
+
   /** Whether it can be submitted, and is not evaluated yet. */
   get isOpen() {
-    return this.wrong === "" && !this.isOver;
+    return this.wrong === "" && !this.isOver && (this.pairs.length > 0 || this.id !== null);
   }
 
   /** Whether it has a verdict. */
   get isOver() {
-    return this.id !== null && ["finished", "failed", "cancelled"].includes(this.state);
+    return this.id !== null && ENDED.includes(this.state);
   }
 
   /** Whether it submits these same files. */
@@ -224,16 +316,20 @@ export class Row {
     this.verdict.dataset.tone = tone;
     this.message.textContent = message;
     this.score.textContent = scoreWords(this.results);
+    this.goals.textContent = goalWords(this.results);
   }
 
-  /** Submit it, and show its verdict as it changes. Throws nothing. */
-  async evaluate(problem, token, signal) {
+  /** Submit it, or run it `again`, and show its verdict as it changes. Throws nothing. */
+  async evaluate(problem, token, signal, again = false) {
     const notice = (pause) =>
       this.show(this.state, pause ? `waits ${duration(pause.seconds)}: ${pause.why}` : "");
     const client = new Client({ token, notice, parse });
     try {
       this.results = null;
-      if (this.id === null) {
+      if (again) {
+        this.show("sending");
+        this.#begin(await client.rerun(this.id, undefined, { signal, tries: Infinity }));
+      } else if (this.id === null) {
         this.show("sending");
         const form = new FormData();
         for (const { field, file } of this.pairs) {
@@ -241,9 +337,7 @@ export class Row {
         }
         form.append("metadata[student]", cutLabel(this.name));
         const options = { signal, tries: Infinity, key: this.key };
-        this.id = await client.evaluateProblem(problem, form, options);
-        const name = element("code", {}, this.id.slice(0, 10));
-        this.link.replaceChildren(element("a", { href: `#evaluation/${this.id}` }, name));
+        this.#begin(await client.evaluateProblem(problem, form, options));
       }
       await this.#follow(client, signal);
     } catch (error) {
@@ -285,15 +379,20 @@ export class Row {
   }
 
   /** Return its row of the CSV. */
-  cells(problem) {
+  cells(problem, goals) {
     const { score, maximum } = this.results?.score ?? {};
     const verdict = this.isOver ? this.verdict.textContent : "";
     const message = this.message.textContent;
     return [
       ...[this.name, problem, verdict, numberOrNull(score), numberOrNull(maximum)],
       ...[this.state, message, this.id],
+      ...goals.map((goal) => toBit(this.results?.goals[goal])),
     ];
   }
+}
+
+function toBit(result) {
+  return result === undefined ? null : Number(result);
 }
 
 function numberOrNull(value) {

@@ -150,6 +150,7 @@ function route() {
   const kept = { history: readEntries(memory.get("history")), isLocal: choices?.environments === null };
   if (view === "evaluations") return listing.open(token, kept);
   listing.close();
+  if (view === "class") classView.open();
   // Without the marks the list is as good.
   if (view === "problems") problems.mark(listing.find(token, kept)).catch(() => {});
   // From another view back to it.

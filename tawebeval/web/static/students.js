@@ -22,13 +22,20 @@ export function findStudents(files, most) {
   return named.sort((one, other) => one.name.localeCompare(other.name));
 }
 
-function addFile(folder, [name, ...rest], content) {
-  const path = folder.path === "" ? name : `${folder.path}/${name}`;
+// Moodle's folders and files: "Ann Lee_123_assignsubmission_file_", then the file's own name.
+const MOODLE = /^(.+?)_(\d+)_assignsubmission_(?:file|onlinetext)_?(.*)$/s;
+
+function addFile(folder, [first, ...others], content) {
+  const [, student, number, file] = MOODLE.exec(first) ?? [];
+  const rest = file ? [file, ...others] : others;
+  const name = student ?? first;
+  const key = student === undefined ? name : `${name} (${number})`; // others may be called so, too
+  const path = folder.path === "" ? key : `${folder.path}/${key}`;
   if (rest.length === 0) return folder.files.push({ name, path, content });
-  if (!folder.folders.has(name)) {
-    folder.folders.set(name, { name, path, folders: new Map(), files: [] });
+  if (!folder.folders.has(key)) {
+    folder.folders.set(key, { name, path, folders: new Map(), files: [] });
   }
-  addFile(folder.folders.get(name), rest, content);
+  addFile(folder.folders.get(key), rest, content);
 }
 
 function* walk(above, most) {
@@ -63,9 +70,14 @@ function* listFiles(folder) {
 
 /**
  * Return which file each field of a problem gets, `[{ field, file }]`, or `{ wrong }`. Several
- * fields get the files that are named as they are; the last of both belong together.
+ * fields get the files that are named as they are; the last of both belong together. Files end in
+ * one of the `extensions`, if there are any.
  */
-export function assignFiles(files, fields) {
+export function assignFiles(files, fields, extensions = []) {
+  const allowed = extensions.map((extension) => extension.toLowerCase());
+  const isOther = ({ name }) => !allowed.includes(name.split(".").at(-1).toLowerCase());
+  const other = allowed.length > 0 ? files.find(isOther) : undefined;
+  if (other) return { wrong: `${other.name}: the problem takes ${extensions.join(", ")}` };
   const wanted = fields.length > 0 ? fields : ["source"];
   if (files.length !== wanted.length) {
     const names = wanted.join(", ");

@@ -97,6 +97,12 @@ export function scoreWords(results) {
   return score.maximum === null ? counted(points, "point") : `${points} of ${round(score.maximum)}`;
 }
 
+/** Return how many goals are reached in words, "2 of 3"; empty without goals. */
+export function goalWords(results) {
+  const reached = Object.values(results?.goals ?? {});
+  return reached.length > 0 ? `${reached.filter(Boolean).length} of ${reached.length}` : "";
+}
+
 function round(number) {
   return Number(Number(number).toFixed(4));
 }

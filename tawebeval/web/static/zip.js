@@ -1,14 +1,11 @@
-/** Reader of ZIP files, with bounds for what a stranger has packed. */
+/** ZIP files, with bounds for what a stranger has packed. */
 
 export const MOST_FILES = 2000;
 export const MOST_BYTES = 64 * 1024 * 1024; // of all files, unpacked
 export const DEEPEST = 16; // folders above a file
 
-const END_SIZE = 22;
-const LONGEST_COMMENT = 65_535;
-const MOST_DIRECTORY = 4 * 1024 * 1024; // bytes
-const ENCRYPTED = 1;
-const UTF8 = 0x800;
+const MOST_ENTRIES = 20_000; // folders and what is left out, too
+const LEFT_OUT = ["__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"];
 
 /** A ZIP file that is not read; the message is for people. */
 export class BadZip extends Error {}
@@ -18,11 +15,56 @@ export class BadZip extends Error {}
  * and bytes that may still be read, `{ files, bytes }`, and is reduced by them. Throws BadZip.
  */
 export async function readZip(blob, left) {
-  const found = [];
-  for (const entry of await readDirectory(blob, left)) {
-    found.push({ path: entry.path, content: await unpack(blob, entry) });
+  const { BlobReader, ZipReader } = await import("./vendor-zip.js");
+  const reader = new ZipReader(new BlobReader(blob));
+  const entries = [];
+  try {
+    for await (const entry of reader.getEntriesGenerator()) {
+      if (entries.push(entry) > MOST_ENTRIES) throw new Error(`it has over ${MOST_ENTRIES} entries`);
+    }
+  } catch (error) {
+    throw new BadZip(`it is no ZIP file, or a broken one: ${error.message}`);
   }
-  return found;
+  const found = [];
+  for (const entry of entries) {
+    const path = entry.directory || entry.symlink ? null : cleanPath(nameOf(entry));
+    if (path === null) continue;
+    if (entry.encrypted) throw new BadZip(`${path} is encrypted`);
+    takeRoom(left, entry.uncompressedSize);
+    found.push({ path, entry });
+  }
+  const files = [];
+  for (const { path, entry } of found) files.push({ path, content: await unpack(path, entry) });
+  return files;
+}
+
+/** Return the name of an entry. Some programs write UTF-8 and do not say so; others, CP437. */
+function nameOf({ filename, filenameUTF8, rawFilename }) {
+  if (filenameUTF8) return filename;
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(rawFilename);
+  } catch {
+    return filename;
+  }
+}
+
+/** Return the content of an entry, of the size that the ZIP says. Throws BadZip. */
+async function unpack(path, entry) {
+  const parts = [];
+  let left = entry.uncompressedSize;
+  const write = (part) => {
+    left -= part.length;
+    if (left < 0) throw new BadZip("it is larger than it says");
+    parts.push(part.slice());
+  };
+  try {
+    const options = { checkCrc32: true, checkOverlappingEntry: true };
+    await entry.getData(new WritableStream({ write }), options);
+    if (left > 0) throw new BadZip("it is smaller than it says");
+  } catch (error) {
+    throw new BadZip(`${path} is broken: ${error.message}`);
+  }
+  return new Blob(parts);
 }
 
 /** Whether a file is a ZIP by its name. */
@@ -65,47 +107,6 @@ async function readSoundZip(path, blob, left) {
   }
 }
 
-/** Return the entries that are files. Sizes are as the directory says; `unpack` checks them. */
-async function readDirectory(blob, left) {
-  const tail = await view(blob, Math.max(0, blob.size - END_SIZE - LONGEST_COMMENT), blob.size);
-  let end = tail.byteLength - END_SIZE;
-  while (end >= 0 && tail.getUint32(end, true) !== 0x06054b50) end--;
-  if (end < 0) throw new BadZip("it is not a ZIP file, or is cut off");
-  const count = tail.getUint16(end + 10, true);
-  const size = tail.getUint32(end + 12, true);
-  const start = tail.getUint32(end + 16, true);
-  if (size > MOST_DIRECTORY || start + size > blob.size) throw new BadZip("its directory is broken");
-  const directory = await view(blob, start, start + size);
-  const entries = [];
-  let at = 0;
-  let packed = 0; // bytes of all entries, which overlap in a ZIP bomb
-  for (let number = 0; number < count; number++) {
-    if (at + 46 > size || directory.getUint32(at, true) !== 0x02014b50) {
-      throw new BadZip("its directory is broken");
-    }
-    const flags = directory.getUint16(at + 8, true);
-    const nameLength = directory.getUint16(at + 28, true);
-    const name = new Uint8Array(directory.buffer, at + 46, Math.min(nameLength, size - at - 46));
-    const path = cleanPath(new TextDecoder(flags & UTF8 ? "utf-8" : "latin1").decode(name));
-    const entry = {
-      path,
-      method: directory.getUint16(at + 10, true),
-      crc: directory.getUint32(at + 16, true),
-      packed: directory.getUint32(at + 20, true),
-      size: directory.getUint32(at + 24, true),
-      offset: directory.getUint32(at + 42, true),
-    };
-    at += 46 + nameLength + directory.getUint16(at + 30, true) + directory.getUint16(at + 32, true);
-    if (path === null) continue;
-    if (flags & ENCRYPTED) throw new BadZip(`${path} is encrypted`);
-    packed += entry.packed;
-    if (packed > blob.size) throw new BadZip("its files overlap");
-    takeRoom(left, entry.size);
-    entries.push(entry);
-  }
-  return entries;
-}
-
 /** Count a file of so many bytes. Throws BadZip beyond the bounds. */
 export function takeRoom(left, size) {
   left.files -= 1;
@@ -118,61 +119,10 @@ export function takeRoom(left, size) {
 export function cleanPath(text) {
   const parts = text.replaceAll("\\", "/").split("/").filter((part) => part !== "" && part !== ".");
   if (/[\\/]$/.test(text) || parts.length === 0) return null;
-  if (parts[0] === "__MACOSX" || parts.some((part) => part.startsWith("."))) {
+  if (parts.some((part) => part.startsWith(".") || LEFT_OUT.includes(part))) {
     if (parts.includes("..")) throw new BadZip("a path leads out of it");
     return null;
   }
   if (parts.length > DEEPEST) throw new BadZip(`a file lies in over ${DEEPEST - 1} folders`);
   return parts.join("/");
-}
-
-async function unpack(blob, { path, method, crc, packed, size, offset }) {
-  const head = await view(blob, offset, offset + 30);
-  if (head.byteLength < 30 || head.getUint32(0, true) !== 0x04034b50) {
-    throw new BadZip(`${path} is broken`);
-  }
-  const begin = offset + 30 + head.getUint16(26, true) + head.getUint16(28, true);
-  const content = blob.slice(begin, begin + packed);
-  if (content.size !== packed) throw new BadZip(`${path} is cut off`);
-  if (method !== 0 && method !== 8) throw new BadZip(`${path} is packed by an unknown method`);
-  const stream = content.stream();
-  const bytes = await readExactly(
-    method === 0 ? stream : stream.pipeThrough(new DecompressionStream("deflate-raw")),
-    size,
-  ).catch(() => null);
-  if (bytes === null || computeCrc(bytes) !== crc) throw new BadZip(`${path} is broken`);
-  return new Blob([bytes]);
-}
-
-/** Return the `size` bytes of a stream; null if it has others. Reads no more than a chunk beyond. */
-async function readExactly(stream, size) {
-  const bytes = new Uint8Array(size);
-  let length = 0;
-  const reader = stream.getReader();
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return length === size ? bytes : null;
-    if (length + value.length > size) {
-      reader.cancel().catch(() => {});
-      return null;
-    }
-    bytes.set(value, length);
-    length += value.length;
-  }
-}
-
-async function view(blob, begin, end) {
-  return new DataView(await blob.slice(begin, end).arrayBuffer());
-}
-
-const TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
-  let crc = byte;
-  for (let bit = 0; bit < 8; bit++) crc = crc & 1 ? (crc >>> 1) ^ 0xedb88320 : crc >>> 1;
-  return crc;
-});
-
-function computeCrc(bytes) {
-  let crc = 0xffffffff;
-  for (const byte of bytes) crc = TABLE[(crc ^ byte) & 0xff] ^ (crc >>> 8);
-  return (crc ^ 0xffffffff) >>> 0;
 }

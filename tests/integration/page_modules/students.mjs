@@ -32,13 +32,19 @@ for (const [why, paths, expected, most] of [
   ["folders deep in a student's folder", ["h/ann/x/y/a", "h/ann/x/z/b", "h/bob/c"],
     ["ann: a b", "bob: c"]],
   ["two files of one name", ["ann.py", "ann.cpp"], ["ann.cpp: ann.cpp", "ann.py: ann.py"]],
+  ["folders of Moodle", ["hw/Ann Lee_12_assignsubmission_file_/a.py", "hw/Bob_3_assignsubmission_file_/b.py"],
+    ["Ann Lee: a.py", "Bob: b.py"]],
+  ["files of Moodle", ["Ann Lee_12_assignsubmission_file_a.py", "Bob_3_assignsubmission_file_b.py"],
+    ["Ann Lee: a.py", "Bob: b.py"]],
+  ["students of one name at Moodle", ["h/Ann_1_assignsubmission_file_/a", "h/Ann_2_assignsubmission_file_/b"],
+    ["h/Ann (1): a", "h/Ann (2): b"]],
   ["names that objects have", ["__proto__/a", "constructor/b"], ["__proto__: a", "constructor: b"]],
 ]) {
   test(why, () => assert.deepEqual(students(paths, most), expected));
 }
 
-function assign(names, fields) {
-  const { pairs, wrong } = assignFiles(names.map((name) => ({ name })), fields);
+function assign(names, fields, extensions) {
+  const { pairs, wrong } = assignFiles(names.map((name) => ({ name })), fields, extensions);
   return wrong ?? pairs.map(({ field, file }) => `${field}=${file.name}`).join(" ");
 }
 
@@ -50,6 +56,8 @@ test("files go to the fields of their names, and the last to the last", () => {
   assert.match(assign(["x.txt", "y.py"], ["a", "b"]), /no file is named a/);
   assert.match(assign(["x", "y"], ["source"]), /2 files, but the problem takes 1 \(source\)/);
   assert.match(assign([], ["source"]), /0 files/);
+  assert.equal(assign(["main.PY"], ["source"], ["cpp", "py"]), "source=main.PY");
+  assert.equal(assign(["a.txt"], ["source"], ["cpp", "py"]), "a.txt: the problem takes cpp, py");
 });
 
 test("a name loses its last extension alone", () => {
