@@ -329,6 +329,9 @@ _SlurmArgument = Annotated[
 ]
 _SlurmArguments = Annotated[tuple[_SlurmArgument, ...], Meta(max_length=20)]
 _Time = Annotated[datetime, Meta(tz=True)]
+_StatementPath = Annotated[
+    str, _matching(r"([^/\0][^\0]*)?", "a path in the problem's directory, such as 'statement.md'")
+]
 _OptionalPath = Annotated[str, _matching(r"(/[^\0]+)?", "an absolute path, or empty")]
 
 
@@ -544,9 +547,8 @@ class ProblemSettings(Section, frozen=True):
     `build` is a command that prepares the tree once for all evaluations of a commit. `fields` are
     the names of the submission's fields, empty for any. `extensions` are those of the
     files that the page offers, the first one to begin with; empty for any. `title` and
-    `description` are for people. `statement` is the path of a file of Markdown; `daemon.reload`
-    replaces the path by the file's text. Submissions are accepted from `opens` on, before `closes`
-    or, if they may be `late`, after it.
+    `description` are for people. `statement` is the path of a file of Markdown in `directory`.
+    Submissions are accepted from `opens` on, before `closes` or, if they may be `late`, after it.
     """
 
     repository: str
@@ -563,7 +565,7 @@ class ProblemSettings(Section, frozen=True):
     extensions: Annotated[tuple[_FileExtension, ...], Meta(max_length=50)] = ()
     title: _Line = ""
     description: _Line = ""
-    statement: _OptionalPath = ""
+    statement: _StatementPath = ""
     opens: _Time | None = None
     closes: _Time | None = None
     late: bool = False
@@ -629,9 +631,6 @@ class Configuration(Section, frozen=True):
     environments: dict[str, EnvironmentSettings] = msgspec.field(default_factory=dict)
     problems: dict[str, ProblemSettings] = msgspec.field(default_factory=dict)
 
-
-MAX_STATEMENT_BYTES = 64 * KIB
-"""Bytes of a problem's statement."""
 
 MAX_NAMED_TABLES: Mapping[str, int] = {"environments": 100, "problems": 1000}
 """The tables whose keys are names, `[environments.NAME]`, and the most names in each."""

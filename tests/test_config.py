@@ -688,7 +688,7 @@ class ExamplesTests(SynchronousTestCase):
             self.assertEqual(problem.title, example["title"])
             self.assertEqual(problem.fields, (example["field"],))
             self.assertTrue((folder / "statement.md").is_file())
-            self.assertEqual(problem.statement, f"/srv/class/problems/{name}/statement.md")
+            self.assertEqual(problem.statement, "statement.md")
 
     def test_public_example_gives_no_caller_everything(self) -> None:
         found = self.read("public")

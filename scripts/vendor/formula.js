@@ -2,7 +2,15 @@
 
 import katex from "katex";
 
-const OPTIONS = { output: "mathml", throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500 };
+const OPTIONS = {
+  output: "mathml",
+  throwOnError: true,
+  errorColor: "currentcolor", // of commands that are not trusted, such as \href
+  trust: false,
+  strict: "ignore",
+  maxSize: 20,
+  maxExpand: 500,
+};
 
 /** Return an element with a formula in MathML. Throws for what is not TeX. */
 export function renderFormula(text, isDisplayed) {

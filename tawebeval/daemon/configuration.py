@@ -9,14 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from tawebeval.config import (
-    MAX_STATEMENT_BYTES,
-    Configuration,
-    add_problems,
-    parse_configuration,
-)
-from tawebeval.errors import ConfigurationError, format_size
-from tawebeval.linux.filetree import KERNEL_DIRECTORIES, open_regular_file
+from tawebeval.config import Configuration, add_problems, parse_configuration
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux.filetree import KERNEL_DIRECTORIES
 from tawebeval.linux.privileges import get_home, parse_text_file
 from tawebeval.sandbox.environments import find_environment_root_problem, locate_store
 
@@ -25,41 +20,13 @@ def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configu
     """Read the configuration at `path`; without a path return the defaults. Blocks.
 
     `listen` replaces its endpoints unless it is empty. The file of `evaluations.problems` adds
-    problems; the texts of statements replace their paths. Raises: ConfigurationError.
+    problems. Raises: ConfigurationError.
     """
     configuration = Configuration() if path is None else parse_text_file(path, parse_configuration)
     if configuration.evaluations.problems:
         problems = Path(configuration.evaluations.problems)
         configuration = parse_text_file(problems, partial(add_problems, configuration))
-    configuration = _read_statements(configuration)
     return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
-
-
-def _read_statements(configuration: Configuration) -> Configuration:
-    """Replace the paths of statements by their texts. Blocks. Raises: ConfigurationError."""
-    problems = {
-        name: msgspec.structs.replace(problem, statement=_read_statement(name, problem.statement))
-        if problem.statement
-        else problem
-        for name, problem in configuration.problems.items()
-    }
-    return msgspec.structs.replace(configuration, problems=problems)
-
-
-def _read_statement(name: str, path: str) -> str:
-    setting = f"problems.{name}.statement: {path}"
-    try:
-        with open_regular_file(Path(path).resolve()) as file:
-            content = file.read(MAX_STATEMENT_BYTES + 1)
-    except OSError as error:
-        raise ConfigurationError(f"{setting}: cannot read the file: {error.strerror}") from None
-    if len(content) > MAX_STATEMENT_BYTES:
-        limit = format_size(MAX_STATEMENT_BYTES)
-        raise ConfigurationError(f"{setting}: the file is over {limit}; shorten the statement")
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{setting}: the file is not UTF-8") from None
 
 
 def check_configuration(path: Path | None) -> None:

@@ -39,7 +39,6 @@ from tawebeval.core.shares import Share, SharedResource
 from tawebeval.errors import (
     InvalidCursor,
     MalformedRequest,
-    ProblemNotFound,
     ServerBusy,
     TawebevalError,
 )
@@ -283,19 +282,12 @@ def list_problems(
     return {
         "begin": after or None,
         "end": listed[-1] if len(names) > len(listed) else None,
-        "data": [_describe_problem(configuration, name) for name in listed],
+        "data": [describe_problem(configuration, name) for name in listed],
     }
 
 
 def describe_problem(configuration: Configuration, name: str) -> dict[str, Any]:
-    """Return the document of a problem, with its statement. Raises: ProblemNotFound."""
-    if name not in configuration.problems:
-        raise ProblemNotFound(name)
-    statement = configuration.problems[name].statement
-    return {**_describe_problem(configuration, name), "statement": statement}
-
-
-def _describe_problem(configuration: Configuration, name: str) -> dict[str, Any]:
+    """Return what the list has of a problem."""
     problem, limits = configuration.problems[name], configuration.limits
     values = {name: str(value) for name, value in problem.limits.items()}
     held = limits.choose_limits(parse_limits(values, limits.requestable_ranges))

@@ -67,7 +67,7 @@ from tawebeval.web.auth import (
     parse_link_lifetime,
 )
 from tawebeval.web.events import parse_event_query, send_events, send_page
-from tawebeval.web.lists import EvaluationLists, describe_problem, list_problems
+from tawebeval.web.lists import EvaluationLists, list_problems
 from tawebeval.web.server import messages
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
@@ -82,7 +82,8 @@ from tawebeval.web.server.messages import (
     prepare_response,
     set_headers,
 )
-from tawebeval.web.streams import MAX_STREAM_WRITE_BYTES, StreamTurns, send_in_parts
+from tawebeval.web.statements import ProblemDocuments
+from tawebeval.web.streams import StreamTurns, send_body
 from tawebeval.web.upload import FormReceiver, FormReceivers
 
 log = Logger()
@@ -97,6 +98,7 @@ MAX_METRICS_AGE = 1.0
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 _EVENTS_PATH = re.compile(rb"/evaluation/([A-Za-z0-9-]+)/events")
+_LANGUAGE = re.compile("[a-z]{2,3}(?![a-z])")
 _MAX_LOGGED_PATH = 200  # characters
 
 
@@ -323,11 +325,7 @@ def add_static_routes(app: Klein, turns: StreamTurns) -> None:
         resource = resources.get(f"/static/{name}" if name else decode_path(request.path))
         if resource is None:
             raise NotFound
-        body = resource.send_response(request)
-        if request.method == b"GET" and len(body) > MAX_STREAM_WRITE_BYTES:
-            await send_in_parts(request, body, turns)
-            return b""
-        return body
+        return await send_body(request, resource.send_response(request), turns)
 
 
 EVALUATE_ROUTE = "/evaluate"
@@ -352,6 +350,7 @@ def make_app(context: WebContext) -> Klein:
     app = Klein()
     app.url_map.merge_slashes = False  # `%2f` in a path is no slash to join
     registry, base_path = context.registry, context.configuration.http.base_path
+    documents = ProblemDocuments(registry.context)
 
     @app.route(EVALUATE_ROUTE, methods=["POST"])
     @app.route(EVALUATE_PROBLEM_ROUTE, methods=["POST"])
@@ -407,9 +406,16 @@ def make_app(context: WebContext) -> Klein:
         return prepare_json_response(request, document)
 
     @app.route(PROBLEM_ROUTE, methods=["GET"])
-    def read_problem(request: ApiRequest, name: str) -> bytes:
-        """Return the document of a problem."""
-        return prepare_json_response(request, describe_problem(context.configuration, name))
+    async def read_problem(request: ApiRequest, name: str) -> bytes:
+        """Return the document of a problem, with the statement in the reader's language."""
+        accepted = parse_weights(get_header_elements(request.requestHeaders, "Accept-Language"))
+        first = max(accepted, key=accepted.__getitem__, default="")
+        language = _LANGUAGE.match(first)
+        document = await documents.read_document(
+            name, language[0] if language else "", request.caller
+        )
+        body = prepare_response(request, document)
+        return await send_body(request, body, context.stream_turns)
 
     @app.route(SUBMISSION_ROUTE, methods=["GET"])
     async def submission(request: ApiRequest, identifier: str) -> bytes:

@@ -226,14 +226,20 @@ async def send_stream(
     request.unregisterProducer()
 
 
-async def send_in_parts(request: ApiRequest, body: bytes, turns: StreamTurns) -> None:
-    """Write a large body in parts: a client that takes none has one of them in memory."""
+async def send_body(request: ApiRequest, body: bytes, turns: StreamTurns) -> bytes:
+    """Return a body for the response, or write a large one in parts, and return the empty rest.
+
+    A client that takes none of it has one part in memory.
+    """
+    if request.method != b"GET" or len(body) <= MAX_STREAM_WRITE_BYTES:
+        return body
     flow = StreamFlowControl(turns, request.caller)
     request.registerProducer(flow, True)
     for begin in range(0, len(body), MAX_STREAM_WRITE_BYTES):
         request.write(body[begin : begin + MAX_STREAM_WRITE_BYTES])
         await flow.wait_until_ready()
     request.unregisterProducer()
+    return b""
 
 
 # Close codes: after the last event; of a defect of the daemon; if events cannot be read now (IANA's

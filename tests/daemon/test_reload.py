@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +16,6 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import (
-    MAX_STATEMENT_BYTES,
     Configuration,
     CredentialSettings,
     ProblemSettings,
@@ -201,30 +199,6 @@ class ConfigurationReloadTests(SynchronousTestCase):
         problems.write_text(f"[three]\n{table}x = 1")
         error = self.assertRaises(ConfigurationError, reloadable.read_files)
         self.assertTrue(str(error).startswith(f"{problems}: problems.three.x: unknown"), str(error))
-
-    def test_statements_are_read_at_start_and_reload(self) -> None:
-        file, statement = Path(self.mktemp()).resolve(), Path(self.mktemp()).resolve()
-        file.write_text(
-            "[problems.p]\nrepository = 'https://example.org/p.git'\ncommand = 'x'\n"
-            f"commit = '{'a' * 40}'\nstatement = '{statement}'\n"
-        )
-        for content in (b"# \xc3\xa0\n", b"x" * MAX_STATEMENT_BYTES, b""):
-            statement.write_bytes(content)
-            found = read_configuration(file).problems["p"].statement
-            self.assertEqual(found, content.decode())
-        for wrong, message in (
-            (b"x" * (MAX_STATEMENT_BYTES + 1), "over 64 KiB"),
-            ("à".encode() * MAX_STATEMENT_BYTES, "over 64 KiB"),
-            (b"\xff", "not UTF-8"),
-        ):
-            statement.write_bytes(wrong)
-            error = self.assertRaises(ConfigurationError, read_configuration, file)
-            self.assertIn(f"problems.p.statement: {statement}: the file is {message}", str(error))
-        statement.unlink()
-        error = self.assertRaises(ConfigurationError, read_configuration, file)
-        self.assertIn("cannot read the file: No such file or directory", str(error))
-        os.mkfifo(statement)
-        self.assertRaises(ConfigurationError, read_configuration, file)
 
 
 CONFIGURE = Path(__file__).resolve().parents[2] / "docs" / "configure.md"

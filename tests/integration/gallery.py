@@ -46,7 +46,7 @@ def configure(repository: GitRepository) -> str:
             f"[problems.{name}]\n"
             f"repository = '{repository.url}'\ncommit = '{commit}'\ndirectory = '{name}'\n"
             f"command = '''{problem['evaluator_cmd']}'''\nfields = ['{field}']\n"
-            f"title = {json.dumps(problem['title'])}\nstatement = '{place / 'statement.md'}'\n"
+            f"title = {json.dumps(problem['title'])}\nstatement = 'statement.md'\n"
         )
     return "\n".join(tables)
 

@@ -30,14 +30,19 @@ Print *the sum* of **NAME**. <img src=x onerror=console.error(1)>
 ```
 
 [good](http://127.0.0.1:1/) [bad](javascript:alert) ![picture](http://127.0.0.1:1/x.png)
+
+![a dot](dot.svg) Print $n^2$, or $$\\href{javascript:alert()}{x} + \\frac{1}{2}$$
 """
+DOT = """<svg xmlns="http://www.w3.org/2000/svg" width="30" height="30"><circle r="9"/></svg>"""
 SHOWN = """
 const place = document.querySelector("#statement-text");
 return {
   text: document.querySelector("#statement").innerText,
   headings: [...place.querySelectorAll("h1, h2, h3")].map((one) => one.innerText),
   links: [...place.querySelectorAll("a")].map((one) => [one.text, one.href, one.rel]),
-  forbidden: place.querySelectorAll("img, script, style, [style]").length,
+  forbidden: place.querySelectorAll("script, style, [style], a:not([rel])").length,
+  formulas: [...place.querySelectorAll("math")].map((one) => one.getAttribute("display")),
+  pictures: [...place.querySelectorAll("img")].map((one) => [one.alt, one.naturalWidth]),
 };
 """
 HOLD = """
@@ -182,9 +187,11 @@ class ProblemPageTests(ProblemPageTestCase):
     async def test_statement_is_shown_without_markup_of_its_own(self) -> None:
         tables = ""
         for name in ("first", "second"):
-            file = self.folder / f"{name}.md"
-            file.write_text(STATEMENT.replace("NAME", name))
-            title = f"title = 'The {name}'\nstatement = '{file}'\nfields = ['source']"
+            self.repository.write(f"{name}.md", STATEMENT.replace("NAME", name))
+        self.repository.write("dot.svg", DOT)
+        self.commit = self.repository.commit()
+        for name in ("first", "second"):
+            title = f"title = 'The {name}'\nstatement = '{name}.md'\nfields = ['source']"
             tables += self.problem(name, JUDGE_SOURCE, title, "limits = { memory = '64M' }")
         await self.reload(tables)
         await self.browser.open(f"{self.page_url}#problem/first")
@@ -194,6 +201,8 @@ class ProblemPageTests(ProblemPageTestCase):
         self.assertEqual(shown["headings"], ["Input"])
         self.assertEqual(shown["links"], [["good", "http://127.0.0.1:1/", "noopener noreferrer"]])
         self.assertEqual(shown["forbidden"], 0)
+        self.assertEqual(shown["formulas"], [None, "block"])
+        self.assertEqual(shown["pictures"], [["a dot", 30]])
         for words in ("<img src=x", "bad", "[image: picture]", "memory 64 MiB"):
             self.assertIn(words, shown["text"])
         for name, (size, scheme) in LOOKS.items():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from tawebeval.config import Configuration, LimitSettings, MaximumLimitSettings, ProblemSettings
+from tawebeval.web.statements import MAX_AGE, MAX_PICTURE_BYTES, MAX_STATEMENT_BYTES
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
 from tests.fakes.world import OID
@@ -23,7 +25,7 @@ PROBLEMS = {
         extensions=("sh", "awk"),
         title="First",
         description="The first one.",
-        statement="# First\n",
+        statement="statement.md",
     ),
     "two": ProblemSettings(URL, "./run", commit=OID),
 }
@@ -139,10 +141,96 @@ class ProblemTests(WebTestCase):
     def test_document_has_the_members_of_the_list_and_the_statement(self) -> None:
         one, two = self.request("GET", "/problems").json()["data"]
         self.assertEqual(one["description"], "The first one.")
+        self.write("statement.md", b"# First\n")
         document = self.request("GET", "/problems/one").json()
-        self.assertEqual(document, {**one, "statement": "# First\n"})
-        self.assertEqual(self.request("GET", "/problems/two").json(), {**two, "statement": ""})
+        self.assertEqual(document, {**one, "statement": "# First\n", "pictures": {}})
+        document = self.request("GET", "/problems/two").json()
+        self.assertEqual(document, {**two, "statement": "", "pictures": {}})
         self.request("HEAD", "/problems/one")
+
+    def write(self, name: str, content: bytes) -> Path:
+        """Write a file into the directory of the problem, in the tree of each commit."""
+        repositories = self.service.world.repositories
+        if repositories.tree == Path("/"):
+            repositories.tree = Path(self.mktemp()).resolve()
+        file = repositories.tree / "usr" / "bin" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        return file
+
+    def read(self, status: int = 200, language: str = "") -> Any:
+        headers = {"Accept-Language": language} if language else {}
+        return self.request("GET", "/problems/one", status, headers=headers).json()
+
+    def test_statement_is_in_the_language_that_the_reader_prefers(self) -> None:
+        self.write("statement.md", b"English")
+        self.write("statement.it.md", b"Italiano")
+        for accepted, text in (
+            ("it-IT,it;q=0.9,en;q=0.8", "Italiano"),
+            ("en,it;q=0.9", "English"),
+            ("en;q=0.1, IT", "Italiano"),
+            ("de", "English"),
+            ("../x", "English"),
+            ("*", "English"),
+        ):
+            self.assertEqual(self.read(language=accepted)["statement"], text, accepted)
+        self.assertEqual(self.service.world.repositories.users, 0)
+
+    def test_statement_brings_its_pictures_and_no_other_file(self) -> None:
+        names = ("a.png", "b.SVG", "../c.jpg", "none.png", "secret.txt", "/etc/a.png", "link.png")
+        text = "".join(f"![x]({name}) " for name in (*names, "http://h/a.png"))
+        file = self.write("statement.md", text.encode())
+        for name, content in (("a.png", b"a"), ("b.SVG", b"b"), ("secret.txt", b"s")):
+            self.write(name, content)
+        self.write("../c.jpg", b"c")
+        outside = Path(self.mktemp()).resolve()
+        outside.write_bytes(b"outside")
+        file.with_name("link.png").symlink_to(outside)
+        self.assertEqual(
+            self.read()["pictures"],
+            {
+                "a.png": "data:image/png;base64,YQ==",
+                "b.SVG": "data:image/svg+xml;base64,Yg==",
+                "../c.jpg": "data:image/jpeg;base64,Yw==",
+            },
+        )
+
+    def test_pictures_beyond_the_bound_are_left_out(self) -> None:
+        self.write("statement.md", b"![](a.png) ![](b.png) ![](c.png)")
+        for name, size in (("a.png", 1), ("b.png", MAX_PICTURE_BYTES), ("c.png", 1)):
+            self.write(name, b"x" * size)
+        self.assertEqual(set(self.read()["pictures"]), {"a.png", "c.png"})
+
+    def test_statement_is_read_again_after_a_minute_and_stays_if_it_cannot(self) -> None:
+        file = self.write("statement.md", b"one")
+        self.assertEqual(self.read()["statement"], "one")
+        file.write_bytes(b"two")
+        self.assertEqual(self.read()["statement"], "one")
+        self.service.reactor.advance(MAX_AGE)
+        self.assertEqual(self.read()["statement"], "two")
+        file.unlink()
+        self.service.reactor.advance(MAX_AGE)
+        self.assertEqual(self.read()["statement"], "two")
+
+    def test_statement_that_cannot_be_read_is_503_without_a_path_of_the_machine(self) -> None:
+        file = self.write("statement.md", b"x" * (MAX_STATEMENT_BYTES + 1))
+
+        def check(reason: str) -> None:
+            self.assertEqual(
+                self.read(503)["detail"], f"cannot read the statement statement.md: {reason}"
+            )
+
+        check("the file is over 64 KiB; shorten the statement")
+        file.write_bytes(b"\xff")
+        check("the file is not UTF-8")
+        file.unlink()
+        check("No such file or directory")
+        file.symlink_to("statement.md")
+        check("the path leads nowhere")
+        file.unlink()
+        file.symlink_to("/etc/passwd")
+        check("the path leads out of the repository")
+        self.assertEqual(self.service.world.repositories.users, 0)
 
     def test_cursor_and_link_of_problems_lead_on(self) -> None:
         with mock.patch("tawebeval.web.lists.PROBLEMS_PER_PAGE", 1):
@@ -198,7 +286,7 @@ class TokenTests(CallerTestCase):
         self.call("GET", f"/evaluation_events?evaluation={identifier}", 200, "student")
         listed = self.call("GET", "/problems", 200, "student").json()["data"]
         self.assertEqual([one["name"] for one in listed], ["one"])
-        self.call("GET", "/problems/one", 200, "student")
+        self.call("GET", "/problems/one", 503, "student")  # no file is there
         self.assertEqual(len(self.call("GET", "/problems", 200, "alice").json()["data"]), 2)
         cancelled = self.ask("DELETE", place, headers={"Authorization": self.headers["student"]})
         self.child.end(-15)

@@ -132,7 +132,7 @@ export class Client {
     yield* this.#list("problems", new URLSearchParams(), "name", options);
   }
 
-  /** Return a problem with its statement, a text in Markdown. */
+  /** Return a problem with its statement, a text in Markdown, and the URLs of its pictures. */
   async problem(name, { signal, tries = 8 } = {}) {
     return (await this.#ask(`problems/${encodeURIComponent(name)}`, {}, { signal, tries })).body;
   }

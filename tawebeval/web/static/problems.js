@@ -90,14 +90,17 @@ export class StatementView {
     const { signal } = (this.stopping = new AbortController());
     byId("statement-hint").textContent = "Loading the statement …";
     try {
-      const [{ parseMarkdown }, { statement }] = await Promise.all([
+      const [{ parseMarkdown }, { statement, pictures }] = await Promise.all([
         import("./vendor-markdown.js"),
         new Client({ token }).problem(name, { signal }),
       ]);
       const tokens = parseMarkdown(statement);
       const { renderFormula } = hasFormula(tokens) ? await import("./vendor-formula.js") : {};
       if (signal.aborted) return;
-      const nodes = renderStatement(tokens, title || name, renderFormula);
+      const nodes = renderStatement(tokens, title || name, {
+        makeFormula: renderFormula,
+        pictures,
+      });
       byId("statement-text").replaceChildren(...nodes);
       byId("statement-hint").textContent = statement ? "" : "This problem has no statement here.";
     } catch (error) {

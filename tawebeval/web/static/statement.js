@@ -8,8 +8,9 @@ const LINKED = ["http:", "https:"];
 /**
  * Return the nodes of a statement from its tokens. A first heading that repeats `title` is left
  * out. `makeFormula(text, isDisplayed)` returns the node of a formula, and throws for what is none.
+ * `pictures` are URLs by what the text calls them; others are not shown.
  */
-export function renderStatement(tokens, title, makeFormula) {
+export function renderStatement(tokens, title, { makeFormula, pictures = {} } = {}) {
   const repeats = tokens[0]?.type === "heading_open" && tokens[1].content.trim() === title;
   const rest = repeats ? tokens.slice(3) : tokens;
   let level = 1; // of the page's own heading above; none is left out
@@ -17,7 +18,7 @@ export function renderStatement(tokens, title, makeFormula) {
     level = Math.min(Number(token.tag[1]) + 1, level + 1, 6);
     token.tag = `h${level}`;
   }
-  return renderTokens(rest, makeFormula);
+  return renderTokens(rest, { makeFormula, pictures });
 }
 
 /** Whether there are formulas among these tokens. */
@@ -25,7 +26,7 @@ export function hasFormula(tokens) {
   return tokens.some(({ type, children }) => type === "formula" || hasFormula(children ?? []));
 }
 
-function renderTokens(tokens, makeFormula) {
+function renderTokens(tokens, found) {
   const root = element("div");
   const open = [root];
   for (const token of tokens) {
@@ -36,8 +37,8 @@ function renderTokens(tokens, makeFormula) {
     }
     const nodes =
       token.type === "inline"
-        ? renderTokens(token.children, makeFormula)
-        : [makeNode(token, makeFormula)];
+        ? renderTokens(token.children, found)
+        : [makeNode(token, found)];
     open.at(-1).append(...nodes);
     if (token.nesting === 1) open.push(nodes[0]);
   }
@@ -45,7 +46,7 @@ function renderTokens(tokens, makeFormula) {
 }
 
 /** Return the node of a token; of an unknown one, its text. */
-function makeNode(token, makeFormula) {
+function makeNode(token, { makeFormula, pictures }) {
   const { type, tag, content } = token;
   if (type === "text") return content;
   if (type === "softbreak") return "\n";
@@ -53,7 +54,11 @@ function makeNode(token, makeFormula) {
   if (type === "code_inline") return element("code", {}, content);
   if (type === "fence" || type === "code_block") return makeSample(content);
   if (type === "formula") return makeFormulaNode(token, makeFormula);
-  if (type === "image") return `[image: ${content}]`;
+  if (type === "image") {
+    const src = token.attrGet("src");
+    if (!Object.hasOwn(pictures, src)) return `[image: ${content}]`;
+    return element("img", { src: pictures[src], alt: content });
+  }
   if (type === "link_open") return makeLink(token.attrGet("href"));
   if (!TAGS.has(tag)) return token.nesting === 1 ? element("span") : content;
   const made = element(tag);

@@ -86,9 +86,16 @@ for (const [markdown, shown] of Object.entries(FORMULAS)) {
     };
     const tokens = parseMarkdown(markdown);
     assert.equal(hasFormula(tokens), /[{]|bad/.test(shown));
-    assert.equal(show(renderStatement(tokens, "Sums", make)), shown);
+    assert.equal(show(renderStatement(tokens, "Sums", { makeFormula: make })), shown);
   });
 }
+
+test("pictures are those that the server has found", () => {
+  const tokens = parseMarkdown("![a](a.png) ![b](b.png) ![c](toString)");
+  const nodes = renderStatement(tokens, "Sums", { pictures: { "a.png": "data:,a" } });
+  const shown = "<p><img src=data:,a alt=a></img> [image: b] [image: c]</p>";
+  assert.equal(show(nodes), shown);
+});
 
 test("elements that are not known are text", () => {
   const nodes = renderStatement(parseMarkdown("<script>alert()</script>"), "Sums");
