@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
@@ -33,11 +31,10 @@ from tawebeval.cli.runtime import (
     open_context,
 )
 from tawebeval.cli.servers import add_server_options
-from tawebeval.client import EvaluationGone, UnknownEvaluation
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import format_size
 
-_ROW = "{:<40}  {:<24}  {:>6}  {:<20}  {}"
+_ROW = "{:<40}  {:<24}  {:>6}  {:<20.40}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
 _SIZES = ("memory", "file_size", "disk", "output", "stderr", "peak_memory_bytes", "buffered_bytes")
 _DAY = 86400  # seconds
@@ -160,10 +157,10 @@ def list_(as_json: bool, server: ServerAccess, **wanted: Any) -> None:
                 f"the list is incomplete: no answer from {', '.join(away)}; try again later"
             )
         if as_json:
-            screen.print_text(format_json(list(request_statuses(context, found))))
+            screen.print_text(format_json(found))
             return
         screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
-        for document in request_statuses(context, found):
+        for document in found:
             screen.print_text(format_row(document, datetime.now(UTC)))
 
 
@@ -209,20 +206,9 @@ def environments(as_json: bool, server: ServerAccess) -> None:
         print_list(context.screen, found, as_json, "{:<24}  {}", rows)
 
 
-def request_statuses(
-    context: CommandContext, listed: Iterable[dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    """Yield the status of each evaluation of a list, but of those that are gone meanwhile."""
-    for one in listed:
-        with suppress(EvaluationGone, UnknownEvaluation):
-            yield one | context.client.status(one["evaluation_id"])
-
-
 def format_row(document: dict[str, Any], now: datetime) -> str:
-    """Return the line of a status document in a list."""
+    """Return the line of an evaluation in a list."""
     created = datetime.fromisoformat(document["created"])
-    repository = str(document.get("repository", "")).rstrip("/").removesuffix(".git")
-    place = (repository.rpartition("/")[2], document.get("directory"))
     state, error = document["state"], document.get("error")
     results = summarize_results(document.get("results"))
     verdict = state
@@ -231,7 +217,8 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     elif results:
         verdict = f"{state}: {results[0].partition(' (')[0]}"
     age = format_age((now - created).total_seconds())
-    problem = document.get("problem") or "/".join(str(part) for part in place if part)
+    names = (document.get(member) for member in ("problem", "directory", "evaluator_cmd"))
+    problem = next(filter(None, names), "")
     labels = ", ".join(f"{name}={value}" for name, value in document.get("metadata", {}).items())
     row = _ROW.format(document["evaluation_id"], verdict, age, problem, labels)
     return escape_table_row(row)

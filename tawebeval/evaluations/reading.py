@@ -444,7 +444,7 @@ def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
         "ended": _time(details, "ended"),
         "exit": None,
         "usage": None,
-        "error": None,
+        "error": _build_error(details),
         "results": _build_results(details),
         "runner": details.runner_status and details.runner_status.build_json_object(),
         "callback": None,
@@ -463,11 +463,6 @@ def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
             )
             if "ended" in details.state_times
             else None,
-        }
-    if details.failure is not None:
-        document["error"] = {
-            "reason": details.failure.reason,
-            "message": details.failure.message,
         }
     callback = details.callback
     if callback is not None:
@@ -494,8 +489,15 @@ def build_list_entry(details: EvaluationDetails) -> dict[str, Any]:
         "submitted": format_rfc3339_time(details.submission_time),
         "created": _time(details, "created"),
         "ended": _time(details, "ended"),
+        "error": _build_error(details),
         "results": _build_results(details),
     }
+
+
+def _build_error(details: EvaluationDetails) -> dict[str, str] | None:
+    if details.failure is None:
+        return None
+    return {"reason": details.failure.reason, "message": details.failure.message}
 
 
 def _build_environment(environment: Environment | None, name: str | None) -> dict[str, Any] | None:

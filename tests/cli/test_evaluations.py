@@ -12,7 +12,6 @@ from typing import Any
 from tawebeval.cli.evaluations import format_age, format_row, format_status, format_title
 from tawebeval.cli.output import format_json, summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings
-from tawebeval.errors import EvaluationExpired
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import Shown
@@ -119,7 +118,7 @@ class EvaluationsTests(CommandTestCase):
         for line, identifier, verdict in zip(
             lines, identifiers, ("running", "failed: exit"), strict=True
         ):
-            self.assertRegex(line, rf"^{identifier}  {verdict} +\d+ d  problem$")
+            self.assertRegex(line, rf"^{identifier}  {verdict} +\d+ d  ./evaluate$")
         listed = json.loads(self.run_command("list", "--json").stdout)
         self.assertEqual([one["evaluation_id"] for one in listed], identifiers)
 
@@ -130,27 +129,22 @@ class EvaluationsTests(CommandTestCase):
         self.assertEqual([one["evaluation_id"] for one in json.loads(result.stdout)], [made])
         self.assertIn("the list is incomplete: no answer from b; try again later", result.stderr)
 
-    def test_row_has_last_part_of_the_repository_and_the_directory(self) -> None:
+    def test_row_names_problem_or_directory_or_the_beginning_of_the_command(self) -> None:
         now = datetime(2018, 9, 1, 12, 0, 0, tzinfo=UTC)
-        document = {
-            "evaluation_id": "x",
-            "state": "running",
-            "created": "2018-09-01T11:58:30.000+00:00",
-            "directory": "word_count",
-        }
-        for repository, directory, problem in (
-            ("https://example.org/problems.git", "word_count", "problems/word_count"),
-            ("git@example.org:me/problems/", "", "problems"),
-            ("/srv/a\x1b", "b", "a\\u001b/b"),
+        document = {"evaluation_id": "x", "state": "running", "created": now.isoformat()}
+        for problem, directory, shown in (
+            ("sums", "d", "sums"),
+            (None, "a\x1b/b", "a\\u001b/b"),
+            (None, "", "y" * 40),
         ):
-            document |= {"repository": repository, "directory": directory}
+            document |= {"problem": problem, "directory": directory, "evaluator_cmd": "y" * 1024}
             row = format_row(document, now)
-            self.assertEqual(row.split(maxsplit=4), ["x", "running", "1", "min", problem])
+            self.assertEqual(row.split(maxsplit=4), ["x", "running", "0", "s", shown])
 
     def test_labels_are_the_last_column(self) -> None:
         now = datetime(2018, 9, 1, tzinfo=UTC)
         document = {"evaluation_id": "x", "created": now.isoformat(), "state": "running"}
-        document |= {"repository": "/srv/p", "metadata": {"contest": "finals", "user": "a\nb"}}
+        document |= {"directory": "p", "metadata": {"contest": "finals", "user": "a\nb"}}
         self.assertRegex(format_row(document, now), r" 0 s  p +contest=finals, user=a b$")
 
     def test_title_tells_when_the_problem_closes_in_the_local_time_zone(self) -> None:
@@ -226,23 +220,6 @@ class EvaluationsTests(CommandTestCase):
             document["error"] = {"reason": "exit"}
             self.assertIn("  finished: exit  ", format_row(document, now))
         self.assertEqual(summarize_results(None), [])
-
-    def test_evaluation_that_ends_while_the_list_is_made_is_left_out(self) -> None:
-        identifiers = [self.line.begin() for _ in range(2)]
-        self.patch(self.line.service.registry, "get_status", self.forget(identifiers[0]))
-        lines = self.run_command("list").stdout.splitlines()
-        self.assertEqual([line.split()[0] for line in lines], ["ID", identifiers[1]])
-
-    def forget(self, identifier: str) -> Any:
-        """Return a `get_status` of a registry that has dropped one evaluation."""
-        found = self.line.service.registry.get_status
-
-        def get_status(asked: str, caller: str = "") -> Any:
-            if asked == identifier:
-                raise EvaluationExpired()
-            return found(asked, caller)
-
-        return get_status
 
     def test_age_is_in_the_largest_unit(self) -> None:
         for seconds, age in (

@@ -28,7 +28,7 @@ class ListingTests(WebTestCase):
             set(listing["data"][0]),
             {
                 *("evaluation_id", "state", "caller", "problem", "directory", "evaluator_cmd"),
-                *("metadata", "submitted", "created", "ended", "results"),
+                *("metadata", "submitted", "created", "ended", "error", "results"),
             },
         )
         status = self.request("GET", f"/evaluation/{identifiers[1]}").json()
