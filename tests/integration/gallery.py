@@ -1,7 +1,7 @@
 """Take the pictures of docs/gallery.md: `make gallery`.
 
-A daemon has three of the example problems, and a browser goes through the page as a student and a
-teacher do.
+A daemon has three of the example problems and a package, and a browser goes through the page as a
+student and a teacher do.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.integration.browser import DESKTOP, MISSING, PHONE, Browser
 from tests.integration.browser_case import PROBLEMS
 from tests.integration.harness import CONFIGURATION, Daemon
 from tests.integration.repositories import GitRepository
+from tests.integration.test_packages import GRADED
 from tests.integration.unprivileged import temporary_folder
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -33,12 +34,29 @@ CLASS = {
     "dan": "broken_syntax.py",
 }
 """The solution of Inversions of each student."""
+PACKAGE, PACKAGE_SOLUTION = GRADED, "submissions/partially_accepted/small.py"
+STATEMENT = """# Echo
+
+Print the number of the input, up to 99.
+
+- **easy**, 40 points: up to 9
+- **hard**, 60 points
+"""
 
 
-def configure(repository: GitRepository) -> str:
+def configure(repository: GitRepository, folder: Path) -> str:
     """Return a configuration with the problems."""
-    commit = repository.commit()
-    tables = [CONFIGURATION]
+    for path, content in PACKAGE.items():
+        repository.write(f"echo/{path}", content)
+    commit, statement = repository.commit(), folder / "echo.md"
+    statement.write_text(STATEMENT)
+    echo = (
+        "[problems.echo]\n"
+        f"repository = '{repository.url}'\ncommit = '{commit}'\ndirectory = 'echo'\n"
+        "build = 'tawebeval-judge --build'\ncommand = 'tawebeval-judge'\nfields = ['source']\n"
+        f"title = 'Echo'\nstatement = '{statement}'\n"
+    )
+    tables = [CONFIGURATION, echo]
     for name, field in CHOSEN.items():
         place = PROBLEMS / name
         problem = tomllib.loads((place / "problem.toml").read_text())
@@ -59,6 +77,8 @@ async def take_pictures(browser: Browser, url: str, folder: Path) -> None:
     await browser.photograph("gallery-problems", IMAGES)
     await submit(browser, "inversions", "right_merge.py")
     await browser.photograph("gallery-result", IMAGES)
+    await submit(browser, "echo", "small.py", PACKAGE[PACKAGE_SOLUTION])
+    await browser.photograph("gallery-package", IMAGES)
     await submit(browser, "knights_tour", "right_open.txt")
     await browser.photograph("page", IMAGES)
     await browser.look(DESKTOP, "dark")
@@ -93,8 +113,10 @@ async def evaluate_class(browser: Browser, url: str, folder: Path) -> None:
     await browser.shows("#class-count", f"{total} of {total}")
 
 
-async def submit(browser: Browser, name: str, solution: str) -> None:
+async def submit(browser: Browser, name: str, solution: str, content: str | None = None) -> None:
     """Put a solution of a problem into the editor, and have it judged."""
+    if content is None:
+        content = (PROBLEMS / name / "solutions" / solution).read_text()
     await browser.script("location.hash = `#problem/${arguments[0]}`", name)
     await browser.until("form.checkVisibility() && document.querySelector('#statement-text p')")
     await browser.script(
@@ -104,7 +126,7 @@ async def submit(browser: Browser, name: str, solution: str) -> None:
         dispatchEvent(new DragEvent("drop", { dataTransfer }));
         """,
         solution,
-        (PROBLEMS / name / "solutions" / solution).read_text(),
+        content,
     )
     await browser.until("document.querySelector('.file-name').value === arguments[0]", solution)
     await browser.until("document.querySelector('.content').value !== ''")
@@ -120,7 +142,7 @@ async def main() -> None:
     try:
         repository = GitRepository(folder / "repository")
         shutil.copytree(PROBLEMS, repository.folder, dirs_exist_ok=True)
-        daemon = Daemon(configure(repository))
+        daemon = Daemon(configure(repository, folder))
         daemon.start()
         await daemon.ready()
         browser = Browser()
