@@ -36,6 +36,7 @@ _VARYING = {
     r"(?<=TIME, )\d+(\.\d)? MiB\b": "SIZE",
     r"\btawebeval_\S+": "TOKEN",
     r"\bsha256:\w+": "HASH",
+    r"(?m)(?<=^.{25})[0-9a-f]{12}\b": "HASH",  # of `token list`
 }
 _SERVER, _ORIGIN = "https://judge.example.org", "https://git.example.org/sums.git"
 EXAMPLES = ROOT / "examples"
