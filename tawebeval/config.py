@@ -43,7 +43,7 @@ GIB = 1024 * MIB
 
 RESERVED_URL_PATHS = frozenset(
     {"docs", "environments", "evaluate", "evaluation", "evaluation_events", "evaluations", "health"}
-    | {"metrics", "openapi.json", "problems", "static", "whoami"}
+    | {"metrics", "openapi.json", "problems", "standings", "static", "whoami"}
 )
 """First parts of the API's paths. A base path must not begin with one: behind a proxy that removes
 the base path, a path of the API would be taken for the base path."""

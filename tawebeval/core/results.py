@@ -152,6 +152,21 @@ class ResultSummary(msgspec.Struct, array_like=True):
             return
         self.goals[name] = reached
 
+    def compute_share(self) -> float:
+        """Return the part of the points, or of the cases and goals, that was reached: 0 to 1.
+
+        A score without a maximum is returned as it is. 0 without results.
+        """
+        if self.score is not None:
+            score, maximum = self.score.score, self.score.maximum
+            return score if not maximum or maximum < 0 else min(1.0, max(0.0, score / maximum))
+        shares = []
+        if self.cases:
+            shares.append(self.cases.get("accepted", 0) / sum(self.cases.values()))
+        if self.goals:
+            shares.append(sum(self.goals.values()) / (len(self.goals) + self.omitted_count))
+        return sum(shares) / len(shares) if shares else 0.0
+
     def pack(self) -> bytes:
         """Return the summary as bytes, less than 8 KiB, for `unpack`."""
         return msgspec.msgpack.encode(self)

@@ -487,15 +487,15 @@ class EvaluationIndex:
         ]
 
     def list_evaluations(
-        self, caller: str, after_sequence_number: int, max_count: int
+        self, callers: Collection[str], after_sequence_number: int, max_count: int
     ) -> list[Evaluation]:
-        """Return up to `max_count` evaluations of a caller after a sequence number, in order."""
+        """Return up to `max_count` evaluations of callers after a sequence number, in order."""
         found = (
             evaluation
             for evaluation in self._by_identifier.values()
             # Of thousands nearly all are passed over, so each property counts.
             if (details := evaluation.details).sequence_number > after_sequence_number
-            and details.caller == caller
+            and details.caller in callers
         )
         return list(islice(found, max_count))
 

@@ -11,7 +11,7 @@ evaluation changes nothing: any cursor can be read, any number of times.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from itertools import pairwise
@@ -27,6 +27,7 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import (
     DaemonListPage,
     ListEntry,
+    encode_compact_json,
     make_invalid_cursor_error,
     parse_list_cursor,
 )
@@ -49,7 +50,13 @@ from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, Se
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex
-from tawebeval.evaluations.store import EvaluationDetails, EvaluationStore, format_rfc3339_time
+from tawebeval.evaluations.store import (
+    MAX_STANDINGS,
+    EvaluationDetails,
+    EvaluationStore,
+    Standing,
+    format_rfc3339_time,
+)
 from tawebeval.sandbox.base import Environment
 
 
@@ -558,7 +565,7 @@ MATCH_ALL_FILTER = EvaluationFilter()
 
 def is_filter_parameter(name: str) -> bool:
     """Return whether a query parameter is part of a filter."""
-    return name in ("state", "problem", "since", "until") or name.startswith("metadata[")
+    return name in ("state", "caller", "problem", "since", "until") or name.startswith("metadata[")
 
 
 def parse_filter(parameters: Mapping[str, str]) -> EvaluationFilter:
@@ -625,16 +632,17 @@ class EvaluationLister:
     async def list_evaluations(
         self,
         after_cursor: str | None,
-        caller: str = "",
+        reader: str = "",
+        callers: Collection[str] = ("",),
         evaluation_filter: EvaluationFilter = MATCH_ALL_FILTER,
         max_count: int | None = None,
     ) -> DaemonListPage:
-        """Return up to 100 evaluations of a caller, or `max_count`, accepted after a cursor.
+        """Return up to 100 evaluations of `callers`, or `max_count`, accepted after a cursor.
 
-        There are fewer beyond `MAX_LISTED_BYTES`. None and the empty cursor stand for the start of
-        the list. A filter examines a bounded number of evaluations in one call, so there may be
-        fewer, or none. Raises: InvalidCursor; ServerBusy, if the disk of the archive does not
-        answer.
+        `reader` is the caller that asks. There are fewer beyond `MAX_LISTED_BYTES`. None and the
+        empty cursor stand for the start of the list. A filter examines a bounded number of
+        evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor; ServerBusy,
+        if the disk of the archive does not answer.
         """
         number = parse_list_cursor(after_cursor) if after_cursor else 0
         newest = self._records.last_sequence_number
@@ -646,18 +654,19 @@ class EvaluationLister:
         )
         present = [
             evaluation.visible_details
-            for evaluation in self._records.list_evaluations(caller, number, examined + 1)
+            for evaluation in self._records.list_evaluations(callers, number, examined + 1)
         ]
         present += [
             one.visible_details
             for one in self._archived.evaluations_to_archive.values()
-            if one.details.caller == caller and one.details.sequence_number > number
+            if one.details.caller in callers and one.details.sequence_number > number
         ]
         found: dict[int, ListEntry | None] = {}
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.
         if self._store is not None and self._archived.is_enabled:
             found = await self._store.list_archived(
-                caller,
+                reader,
+                callers,
                 number,
                 newest,
                 examined + 1,
@@ -678,6 +687,41 @@ class EvaluationLister:
                 end = str(one)
                 break
         return DaemonListPage(end, entries)
+
+    async def list_standings(
+        self, reader: str, callers: Collection[str], after_cursor: str, problem: str | None
+    ) -> DaemonListPage:
+        """Return standings of callers, in all problems or one; `reader` is the caller that asks."""
+        caller, _, name = after_cursor.partition("/")
+        if self._store is None:
+            return DaemonListPage(None, [])
+        found = await self._store.list_standings(
+            reader, callers, (caller, name), problem, _make_standing_entry
+        )
+        entries, bytes_left = [], MAX_LISTED_BYTES
+        for number, (place, entry) in enumerate(found, 1):
+            entries.append(entry)
+            bytes_left -= len(entry.encoded_json)
+            is_last = number == len(found)
+            if (bytes_left <= 0 and not is_last) or (is_last and number >= MAX_STANDINGS):
+                return DaemonListPage("/".join(place), entries)
+        return DaemonListPage(None, entries)
+
+
+def _make_standing_entry(standing: Standing) -> ListEntry:
+    return ListEntry(
+        "",
+        encode_compact_json(
+            {
+                "caller": standing.caller or None,
+                "problem": standing.problem,
+                "submissions": standing.submission_count,
+                "evaluated": standing.ended_count,
+                "last_submitted": format_rfc3339_time(standing.last_time),
+                "best": build_list_entry(standing.best),
+            }
+        ),
+    )
 
 
 def _make_entry(details: EvaluationDetails, wanted: EvaluationFilter) -> ListEntry | None:

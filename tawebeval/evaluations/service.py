@@ -223,6 +223,8 @@ class EvaluationRegistry:
             upload_size=form.upload_bytes,
             should_keep_submission=True,
             callback=callback,
+            problem=form.request.problem,
+            first_submission_time=form.request.submission_time,
         )
         evaluation = self._make_evaluation(details)
         details.state_times["created"] = evaluation.read_clock()

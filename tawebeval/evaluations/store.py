@@ -22,7 +22,7 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -133,6 +133,8 @@ class EvaluationDetails:
     - `runner_status`: where the evaluator runs, None on this machine.
     - `failure`: the failure; in a row before the end, the reason of a stop. `failure_event`: its
       event, b"" without one.
+    - `problem`: as in the request; `first_submission_time`: of a rerun, when its files were
+      submitted first.
     - `archived`: what the archive has of it, None without an archive or before.
     - `is_removed`: whether nothing of it is left but its copy in the archive, and the callback.
 
@@ -182,6 +184,8 @@ class EvaluationDetails:
     begin_cursor: int = 0
     end_cursor: int = 0
     has_lost_events: bool = False
+    problem: str | None = None
+    first_submission_time: float | None = None
 
     @property
     def last_visible_state(self) -> EvaluationState:
@@ -236,8 +240,16 @@ class EvaluationDetails:
     @property
     def submission_time(self) -> float:
         """When the files were submitted, of a rerun those of the first evaluation."""
-        first = self.request.submission_time
-        return self.state_times["created"] if first is None else first
+        first = self.first_submission_time
+        return self.state_times.get("created", 0.0) if first is None else first
+
+    def compute_points(self) -> float | None:
+        """Return the part of the points that was reached, -1 for a bad end, None before the end."""
+        if not self.state.has_ended:
+            return None
+        if self.last_visible_state is not EvaluationState.FINISHED or self.result_summary is None:
+            return -1.0
+        return self.result_summary.compute_share()
 
 
 def format_rfc3339_time(timestamp: float) -> str:
@@ -256,6 +268,22 @@ class LinkRow(msgspec.Struct, frozen=True):
     last_expiry: int
 
 
+@attrs.frozen
+class Standing:
+    """What a caller has reached in a problem.
+
+    Of `submission_count` submissions `ended_count` are evaluated; the last was made at `last_time`,
+    in seconds since the epoch. `best` is the row of the best evaluation, the earliest of several.
+    """
+
+    caller: str
+    problem: str
+    submission_count: int
+    ended_count: int
+    last_time: float
+    best: EvaluationDetails
+
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # of a Path
 
 
@@ -272,7 +300,7 @@ unpack_evaluation = _make_decoder(EvaluationDetails)
 unpack_link = _make_decoder(LinkRow)
 
 
-STORE_FORMAT = 1
+STORE_FORMAT = 2
 """The number of the format of tables and rows."""
 
 MAX_DAMAGED_DATABASES = 3
@@ -292,16 +320,40 @@ CREATE TABLE evaluations (
     caller TEXT NOT NULL,
     ended REAL,                        -- seconds since the epoch
     archived_bytes INTEGER,            -- NULL unless it is in the archive
-    is_live INTEGER NOT NULL           -- 0 if only the archive needs it
+    is_live INTEGER NOT NULL,          -- 0 if only the archive needs it
+    problem TEXT,                      -- its name, NULL for none
+    submitted REAL,                    -- seconds since the epoch, the same for a rerun
+    points REAL                        -- NULL before the end
 );
 CREATE INDEX live ON evaluations (sequence_number) WHERE is_live;
 CREATE INDEX archived ON evaluations (caller, sequence_number, archived_bytes)
     WHERE archived_bytes IS NOT NULL;
+CREATE INDEX archived_order ON evaluations (sequence_number) WHERE archived_bytes IS NOT NULL;
+CREATE INDEX standings ON evaluations (caller, problem, submitted, sequence_number, points, name)
+    WHERE problem IS NOT NULL;
 CREATE INDEX ended ON evaluations (ended, caller) WHERE archived_bytes IS NOT NULL;
 CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 COMMIT;
 """
+# Of the evaluations of a submission the newest counts, or a mended evaluator would change nothing.
+# SQLite takes `name` from the row of the maximum (its manual: bare columns in an aggregate query).
+_STANDINGS = """
+WITH newest AS (
+    SELECT problem, submitted, points, name, max(sequence_number) FROM evaluations
+    WHERE caller = ?1 AND problem > ?2 AND problem = coalesce(?3, problem)
+    GROUP BY problem, submitted
+), cells AS (
+    SELECT problem, count(*) AS tries, count(points) AS evaluated, name, max(coalesce(points, -2))
+    FROM newest GROUP BY problem ORDER BY problem LIMIT ?4
+)
+SELECT cells.problem, tries, evaluated, (
+    SELECT max(submitted) FROM evaluations AS each
+    WHERE each.caller = ?1 AND each.problem = cells.problem
+), row, checksum FROM cells JOIN evaluations USING (name) ORDER BY cells.problem
+"""
+MAX_STANDINGS = 50
+"""Standings in one answer, at most: each takes a thread 0.1 ms."""
 _WAIT = 2.0  # seconds for which a transaction waits for that of another program
 _MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoint
 # Remedies of the errors for which the machine, or another program, is at fault and not the file.
@@ -536,6 +588,9 @@ class EvaluationStore:
             row.state_times.get("ended"),
             None if row.archived is None else row.archived.file_bytes,
             row.archived is None or not row.is_forgotten or row.has_pending_callback,
+            row.problem,
+            row.submission_time,
+            row.compute_points(),
         )
 
     def delete(self, identifier: str) -> None:
@@ -660,28 +715,34 @@ class EvaluationStore:
 
     async def list_archived(
         self,
-        caller: str,
+        reader: str,
+        callers: Collection[str],
         after_sequence_number: int,
         last_sequence_number: int,
         max_count: int,
         make_entry: Callable[[EvaluationDetails], ListEntry | None],
     ) -> dict[int, ListEntry | None]:
-        """Return the entries of a caller's first archived evaluations in a range of numbers.
+        """Return the entries of the first archived evaluations of `callers` in a range of numbers.
 
         They are by their sequence numbers. `make_entry(row)`, called in a thread, returns what a
-        list shows of a row, None for a row that the list leaves out. Callers take turns, and other
-        reads wait for one list at most.
+        list shows of a row, None for a row that the list leaves out. For several callers, those of
+        others count as left out. Readers take turns, and other reads wait for one list at most.
         """
         query = (
-            "SELECT row, checksum FROM evaluations WHERE archived_bytes IS NOT NULL"
-            " AND caller = ? AND sequence_number > ? AND sequence_number <= ?"
-            " ORDER BY sequence_number LIMIT ?"
+            "SELECT row, checksum, caller, sequence_number FROM evaluations"
+            " WHERE archived_bytes IS NOT NULL AND sequence_number > ? AND sequence_number <= ?"
         )
-        values = caller, after_sequence_number, last_sequence_number, max_count
+        only = callers if len(callers) == 1 else ()
+        query += " AND caller = ?" if only else ""
+        query += " ORDER BY sequence_number LIMIT ?"
+        values = after_sequence_number, last_sequence_number, *only, max_count
 
         def list_rows() -> dict[int, ListEntry | None]:
             found: dict[int, ListEntry | None] = {}
-            for row, checksum in self._select(query, *values):
+            for row, checksum, caller, number in self._select(query, *values):
+                if caller not in callers:
+                    found[number] = None
+                    continue
                 try:
                     unpacked = _unpack(unpack_evaluation, row, checksum)
                 except DamagedRow as error:
@@ -690,7 +751,42 @@ class EvaluationStore:
                     found[unpacked.sequence_number] = make_entry(unpacked)
             return found
 
-        return await self._lists.run_in_turn(caller, partial(self._read, list_rows))
+        return await self._lists.run_in_turn(reader, partial(self._read, list_rows))
+
+    async def list_standings(
+        self,
+        reader: str,
+        callers: Iterable[str],
+        after: tuple[str, str],
+        problem: str | None,
+        make_entry: Callable[[Standing], ListEntry],
+    ) -> list[tuple[tuple[str, str], ListEntry]]:
+        """Return entries of standings by caller and problem, in this order, from `after` on.
+
+        There are up to `MAX_STANDINGS`, of the callers and, unless it is None, of `problem`.
+        `make_entry` is called in a thread. Readers take turns, as at lists.
+        """
+
+        def list_rows() -> list[tuple[tuple[str, str], ListEntry]]:
+            found: list[tuple[tuple[str, str], ListEntry]] = []
+            for caller in sorted(caller for caller in callers if caller >= after[0]):
+                first = after[1] if caller == after[0] else ""
+                left = MAX_STANDINGS - len(found)
+                for name, count, ended, last, row, checksum in self._select(
+                    _STANDINGS, caller, first, problem, left
+                ):
+                    try:
+                        best = _unpack(unpack_evaluation, row, checksum)
+                    except DamagedRow as error:
+                        log.error("{path}: {error}", path=self._path, error=error)  # noqa: TRY400
+                    else:
+                        standing = Standing(caller, name, count, ended, last, best)
+                        found.append(((caller, name), make_entry(standing)))
+                if len(found) >= MAX_STANDINGS:
+                    break
+            return found
+
+        return await self._lists.run_in_turn(reader, partial(self._read, list_rows))
 
     async def find_archived(self, identifier: str) -> EvaluationDetails | None:
         """Return the row of an archived evaluation, None if there is none."""

@@ -219,6 +219,7 @@ EVENTS_ROUTE = "/evaluation/<identifier>/events"
 STATUS_ROUTE = "/evaluation/<identifier>"
 SUBMISSION_ROUTE = "/evaluation/<identifier>/submission"
 LIST_ROUTE = "/evaluations"
+STANDINGS_ROUTE = "/standings"
 LINKS_ROUTE = "/evaluation/<identifier>/links"
 
 _PROBLEM_TOKEN_ROUTES = frozenset(
@@ -236,6 +237,7 @@ _PROBLEM_TOKEN_ROUTES = frozenset(
         ("GET", "/evaluation_events"),
         ("GET", "/whoami"),
         ("GET", LIST_ROUTE),
+        ("GET", STANDINGS_ROUTE),
     }
 )
 
@@ -259,7 +261,7 @@ def check_token_access(
     `route` is the request's rule, `parameters` are the values of its parameters. Of a token that is
     restricted to problems only the routes listed here are permitted.
     """
-    if token.is_shared and route == LIST_ROUTE:
+    if token.is_shared and route in (LIST_ROUTE, STANDINGS_ROUTE):
         raise AccessDenied(
             "many people share the token, so it lists no evaluations; an identifier gives access to"
             " its evaluation"
@@ -271,8 +273,8 @@ def check_token_access(
     if known not in _PROBLEM_TOKEN_ROUTES:
         raise AccessDenied(
             "the token is restricted to problems: it permits GET /problems, GET /problems/NAME,"
-            " POST /problems/NAME/evaluate, GET /whoami, and to list, read, share, cancel and rerun"
-            " evaluations; use another token"
+            " POST /problems/NAME/evaluate, GET /whoami, GET /standings, and to list, read, share,"
+            " cancel and rerun evaluations; use another token"
         )
     if route in (PROBLEM_ROUTE, EVALUATE_PROBLEM_ROUTE) and parameters["name"] not in problems:
         raise AccessDenied(

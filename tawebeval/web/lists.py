@@ -36,6 +36,7 @@ from tawebeval.core.evaluations import (
 from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME, LIMIT_UNITS, parse_limits
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress, parse_server_address
 from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core.tokens import CALLER_NAME_PATTERN
 from tawebeval.errors import (
     InvalidCursor,
     MalformedRequest,
@@ -111,21 +112,38 @@ class EvaluationLists:
     )
     _away: set[str] = attrs.field(factory=set, init=False)  # URLs of which the log has the reason
 
-    async def list_evaluations(self, request: ApiRequest) -> dict[str, Any]:
-        """Return the answer to a request. Raises: RequestError."""
+    async def list_standings(self, request: ApiRequest, callers: Collection[str]) -> dict[str, Any]:
+        """Return the standings of `callers`. Raises: RequestError."""
+        after = get_query_argument(request.query, "after") or ""
+        wanted = parse_filter(get_query_arguments(request.query, lambda name: name == "problem"))
+        callers = _choose_callers(request, callers)
+        listing = await self._registry.lister.list_standings(
+            request.token.caller, callers, after, wanted.problem
+        )
+        return {
+            "begin": after or None,
+            "end": listing.end_cursor,
+            "data": [entry.json_fragment for entry in listing.entries],
+        }
+
+    async def list_evaluations(
+        self, request: ApiRequest, callers: Collection[str]
+    ) -> dict[str, Any]:
+        """Return the list of what `callers` own. Raises: RequestError."""
         service = self._registry.context.configuration.service
         after = get_query_argument(request.query, "after") or ""
         parameters = get_query_arguments(request.query, is_filter_parameter)
         wanted = parse_filter(parameters)
+        callers = _choose_callers(request, callers)
         own_limit = _parse_own_limit(request)
         if own_limit is None and service.other_daemons:
             self.joint_lists.take_within_quota(1, request.caller)
             try:
-                return await self._list_all(request, after, parameters)
+                return await self._list_all(request, callers, after, parameters)
             finally:
                 self.joint_lists.give_back(1, request.caller)
         listing = await self._registry.lister.list_evaluations(
-            after, request.caller, wanted, own_limit
+            after, request.caller, callers, wanted, own_limit
         )
         return {
             **({} if own_limit is None else {"daemon": service.name}),
@@ -135,7 +153,11 @@ class EvaluationLists:
         }
 
     async def _list_all(
-        self, request: ApiRequest, after: str, parameters: Mapping[str, str]
+        self,
+        request: ApiRequest,
+        callers: Collection[str],
+        after: str,
+        parameters: Mapping[str, str],
     ) -> dict[str, Any]:
         """Return the list over all daemons: a part of each, `MAX_LISTED_EVALUATIONS` in all."""
         service = self._registry.context.configuration.service
@@ -147,7 +169,7 @@ class EvaluationLists:
         if own in cursors:
             with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
                 parts[own] = await self._registry.lister.list_evaluations(
-                    cursors[own], request.caller, parse_filter(parameters), limit
+                    cursors[own], request.caller, callers, parse_filter(parameters), limit
                 )
         headers = Headers(
             {
@@ -251,6 +273,16 @@ def make_evaluation_lists(
         CheckedResolver(policy, resolver, reactor),
         partial(PinnedAgent, reactor, tls_policy, PEER_TIMEOUT),
     )
+
+
+def _choose_callers(request: ApiRequest, callers: Collection[str]) -> Collection[str]:
+    """Return those of `callers` that the query wants. Raises: MalformedRequest."""
+    wanted = get_query_argument(request.query, "caller")
+    if wanted is None:
+        return callers
+    if not CALLER_NAME_PATTERN.fullmatch(wanted):
+        raise MalformedRequest(f"caller: {wanted[:80]!r} is no name of a caller")
+    return [name for name in callers if name == wanted]
 
 
 def _parse_own_limit(request: ApiRequest) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from importlib.resources import files
@@ -54,6 +54,7 @@ from tawebeval.web.auth import (
     PROBLEM_ROUTE,
     RERUN_ROUTE,
     SAFE_METHODS,
+    STANDINGS_ROUTE,
     STATUS_ROUTE,
     SUBMISSION_ROUTE,
     WRITE_REFUSAL,
@@ -430,12 +431,25 @@ def make_app(context: WebContext) -> Klein:
 
     @app.route(LIST_ROUTE, methods=["GET"])
     async def evaluations(request: ApiRequest) -> bytes:
-        """Return a page of the caller's evaluations."""
+        """Return a page of the evaluations that the token permits."""
+        return await send_list(request, LIST_ROUTE, context.lists.list_evaluations)
+
+    @app.route(STANDINGS_ROUTE, methods=["GET"])
+    async def standings(request: ApiRequest) -> bytes:
+        """Return a page of what callers have reached in problems."""
+        return await send_list(request, STANDINGS_ROUTE, context.lists.list_standings)
+
+    async def send_list(
+        request: ApiRequest,
+        path: str,
+        make_list: Callable[[ApiRequest, Collection[str]], Awaitable[dict[str, Any]]],
+    ) -> bytes:
         if context.authentication.is_token_optional:
             check_listing_access(request.requestHeaders, context.configuration.callers)
-        listing = await context.lists.list_evaluations(request)
+        permitted = context.authentication.find_permitted_callers(request.token)
+        listing = await make_list(request, permitted)
         given = get_query_arguments(request.query, is_filter_parameter)
-        add_next_link(request, "/evaluations", listing["end"], **given)
+        add_next_link(request, path, listing["end"], **given)
         return prepare_json_response(request, listing)
 
     @app.route("/environments", methods=["GET"])

@@ -77,6 +77,26 @@ results = st.lists(
 """Results and other values."""
 
 
+class ShareTests(SynchronousTestCase):
+    def test_share_is_that_of_the_points_or_else_of_cases_and_goals(self) -> None:
+        for values, share in (
+            ([], 0),
+            ([score(30, maximum=120)], 0.25),
+            ([score(30, maximum=20), goal("a", False)], 1),
+            ([score(-1, maximum=20)], 0),
+            ([score(30)], 30),
+            ([score(30, maximum=0)], 30),
+            ([goal("a"), goal("b", False)], 0.5),
+            ([{"type": "case", "case": "x", "verdict": one} for one in VERDICTS[:4]], 0.25),
+            ([{"type": "case", "case": "x", "verdict": "accepted"}, goal("a", False)], 0.5),
+        ):
+            summary = ResultSummary()
+            for value in values:
+                encoded = value if isinstance(value, bytes) else json.dumps(value).encode()
+                summary.add_if_result(encoded)
+            self.assertEqual(summary.compute_share(), share, values)
+
+
 class ResultSummaryTests(SynchronousTestCase):
     def test_first_value_that_does_not_count_is_described(self) -> None:
         begin = 'a value of the type "{}" does not count as a result: '

@@ -37,7 +37,7 @@ class AcceptTests(RegistryTestCase):
             records.last_sequence_number = number - 1
             self.accept()
         records.sort_by_acceptance()
-        listed = records.list_evaluations("", 0, 2)
+        listed = records.list_evaluations([""], 0, 2)
         self.assertEqual([record.details.sequence_number for record in listed], [2, 4])
 
     def test_seed_is_the_clients_or_one_is_drawn_and_told(self) -> None:

@@ -33,6 +33,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Commit, ListEntry, StoredEvaluation, Submodule
+from tawebeval.core.results import ResultSummary
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
@@ -45,6 +46,7 @@ from tawebeval.evaluations.store import (
     LinkRow,
     RunResult,
     RunRow,
+    Standing,
     pack,
     unpack_evaluation,
 )
@@ -350,7 +352,7 @@ class ArchivedTests(StoreTestCase):
 
     def test_lists_are_those_of_a_caller_between_two_numbers(self) -> None:
         def list_numbers(after: int, last: int, count: int) -> list[int]:
-            found = self.store.list_archived("bob", after, last, count, lambda _: None)
+            found = self.store.list_archived("x", ["bob"], after, last, count, lambda _: None)
             return list(self.take(found))
 
         self.assertEqual(list_numbers(0, 9, 9), [1, 2, 4, 5, 6])
@@ -361,7 +363,7 @@ class ArchivedTests(StoreTestCase):
         self.store._thread = threads = SlowThreads()  # type: ignore[assignment]
         ended: list[str] = []
         for caller in ("alice", "alice", "alice", "bob"):
-            found = self.store.list_archived(caller, 0, 9, 9, lambda _: None)
+            found = self.store.list_archived(caller, [caller], 0, 9, 9, lambda _: None)
             listing = Deferred.fromCoroutine(found)
             listing.addCallback(lambda _, caller=caller: ended.append(caller))
         status = Deferred.fromCoroutine(self.store.find_archived("e4"))
@@ -370,6 +372,20 @@ class ArchivedTests(StoreTestCase):
         self.successResultOf(status)
         threads.finish()
         self.assertEqual(ended, ["alice", "alice", "bob", "alice"])
+
+    def test_lists_of_several_callers_leave_others_out_and_keep_the_order(self) -> None:
+        self.store.save(make_archived_row(8, "eve"))
+        self.clock.advance(SAVE_SECONDS)
+        entry = ListEntry("", b"")
+
+        def list_entries(callers: list[str], count: int = 9) -> dict[int, ListEntry | None]:
+            found = self.store.list_archived("x", callers, 1, 9, count, lambda _: entry)
+            return self.take(found)
+
+        whole = dict.fromkeys((2, 4, 5, 6, 8), entry)
+        self.assertEqual(list_entries(["bob", "eve"]), {**whole, 3: None})
+        self.assertEqual(list_entries(["ann", "eve"], 3), {2: None, 3: entry, 4: None})
+        self.assertEqual(list_entries([]), dict.fromkeys((2, 3, 4, 5, 6, 8)))
 
     def test_archived_row_is_found_and_a_live_one_is_not(self) -> None:
         found = self.take(self.store.find_archived("e4"))
@@ -391,13 +407,102 @@ class ArchivedTests(StoreTestCase):
         with capturedLogs() as events:
             listed = self.take(
                 self.store.list_archived(
-                    "bob", 0, 4, 9, lambda row: ListEntry("", row.packed_request)
+                    "x", ["bob"], 0, 4, 9, lambda row: ListEntry("", row.packed_request)
                 )
             )
             failed = Deferred.fromCoroutine(self.store.find_archived("e2"))
             self.failureResultOf(failed, StoreError)
         self.assertEqual(listed, dict.fromkeys((1, 4), ListEntry("", b"form")))
         self.assertEqual(len(events), 2)
+
+
+class StandingsTests(StoreTestCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.store = self.open()
+        self.number = 0
+
+    def add(
+        self, caller: str, problem: str | None, share: float | None, first: int | None = None
+    ) -> str:
+        """Store an evaluation with that part of the points, -1 for a failed one, None for live."""
+        self.number += 1
+        row = make_row(self.number, caller, problem=problem, first_submission_time=first)
+        if share is not None:
+            is_failed = share < 0
+            row.state = EvaluationState.FAILED if is_failed else EvaluationState.FINISHED
+            row.result_summary = summary = ResultSummary()
+            if not is_failed:
+                summary.add_if_result(b'{"type":"score","score":%f,"maximum":1}' % share)
+        self.store.save(row)
+        self.clock.advance(SAVE_SECONDS)
+        return row.identifier
+
+    def list_standings(
+        self, *callers: str, after: tuple[str, str] = ("", ""), problem: str | None = None
+    ) -> list[Any]:
+        def make_entry(one: Standing) -> Any:
+            counts = (one.submission_count, one.ended_count, one.last_time)
+            return (one.caller, one.problem, *counts, one.best.identifier)
+
+        listing = self.store.list_standings("x", callers, after, problem, make_entry)
+        found = self.take(listing)
+        self.assertEqual([place for place, _ in found], [entry[:2] for _, entry in found])
+        return [entry for _, entry in found]
+
+    def test_best_is_the_earliest_of_those_with_most_points(self) -> None:
+        self.add("ann", "p", 0.5)
+        best = self.add("ann", "p", 1)
+        self.add("ann", "p", 1)
+        self.add("ann", "p", -1)
+        self.add("ann", "p", None)
+        other = self.add("bob", "p", 0.2)
+        self.assertEqual(
+            self.list_standings("ann", "bob"),
+            [("ann", "p", 5, 4, 5.0, best), ("bob", "p", 1, 1, 6.0, other)],
+        )
+        self.assertEqual(self.list_standings("bob"), [("bob", "p", 1, 1, 6.0, other)])
+        self.assertEqual(self.list_standings("eve"), [])
+
+    def test_evaluation_without_points_is_the_best_where_there_is_no_other(self) -> None:
+        live = self.add("ann", "p", None)
+        self.assertEqual(self.list_standings("ann"), [("ann", "p", 1, 0, 1.0, live)])
+        failed = self.add("ann", "p", -1)
+        self.assertEqual(self.list_standings("ann"), [("ann", "p", 2, 1, 2.0, failed)])
+
+    def test_rerun_takes_the_place_of_its_submission_and_is_none_of_its_own(self) -> None:
+        self.add("ann", "p", 1)
+        self.add("ann", "p", 0.3)
+        again = self.add("ann", "p", 0.4, 1)
+        self.assertEqual(self.list_standings("ann"), [("ann", "p", 2, 2, 2.0, again)])
+        better = self.add("ann", "p", 0.6, 2)
+        self.assertEqual(self.list_standings("ann"), [("ann", "p", 2, 2, 2.0, better)])
+
+    def test_standings_are_read_in_parts_in_the_order_of_callers_and_problems(self) -> None:
+        self.patch(store_module, "MAX_STANDINGS", 2)
+        names = [(caller, problem) for caller in "abc" for problem in ("p", "q")]
+        for caller, problem in reversed(names):
+            self.add(caller, problem, 0)
+        self.add("a", None, 0)
+        after, read = ("", ""), []
+        while found := [entry[:2] for entry in self.list_standings(*"cab", after=after)]:
+            read.append(found)
+            after = found[-1]
+        self.assertEqual(read, [names[:2], names[2:4], names[4:]])
+        listed = self.list_standings(*"abc", problem="q", after=("a", ""))
+        self.assertEqual([entry[:2] for entry in listed], [("a", "q"), ("b", "q")])
+
+    def test_forgotten_rows_count_as_long_as_the_archive_has_them(self) -> None:
+        name = self.add("ann", "p", 1)
+        self.store.delete(name)
+        self.clock.advance(SAVE_SECONDS)
+        self.assertEqual(self.list_standings("ann"), [])
+
+    def test_damaged_row_has_no_standing(self) -> None:
+        damage_row(self.path, self.add("ann", "p", 1))
+        with capturedLogs() as events:
+            self.assertEqual(self.list_standings("ann"), [])
+        self.assertEqual(len(events), 1)
 
 
 def damage_row(path: Path, name: str) -> None:
@@ -438,7 +543,7 @@ class OpeningTests(StoreTestCase):
         with closing(sqlite3.connect(self.path)) as connection:
             connection.execute(f"PRAGMA user_version = {store_module.STORE_FORMAT + 1}")
         error = self.assertRaises(ConfigurationError, self.open)
-        self.assertIn("has the format 2; this tawebeval knows 1; install", str(error))
+        self.assertIn("has the format 3; this tawebeval knows 2; install", str(error))
         self.assertEqual(self.set_aside(), [])
 
     def test_file_that_cannot_be_opened_stops_the_start(self) -> None:

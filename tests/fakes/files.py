@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import Any
 
@@ -12,8 +12,10 @@ from twisted.internet.defer import Deferred, fail, succeed
 from tawebeval.core.evaluations import ListEntry
 from tawebeval.core.events import BatchMark
 from tawebeval.evaluations.store import (
+    MAX_STANDINGS,
     EvaluationDetails,
     LinkRow,
+    Standing,
     pack,
     unpack_evaluation,
 )
@@ -120,15 +122,35 @@ class FakeStore:
 
     async def list_archived(
         self,
-        caller: str,
+        reader: str,
+        callers: Collection[str],
         after: int,
         last: int,
         max_count: int,
         make_entry: Callable[[EvaluationDetails], ListEntry | None],
     ) -> dict[int, ListEntry | None]:
-        rows = {row.sequence_number: row for row in self._list_archived() if row.caller == caller}
+        rows = {row.sequence_number: row for row in self._list_archived() if row.caller in callers}
         found = [number for number in sorted(rows) if number in range(after + 1, last + 1)]
         return {number: make_entry(rows[number]) for number in found[:max_count]}
+
+    async def list_standings(
+        self,
+        reader: str,
+        callers: Collection[str],
+        after: tuple[str, str],
+        problem: str | None,
+        make_entry: Callable[[Standing], ListEntry],
+    ) -> list[tuple[tuple[str, str], ListEntry]]:
+        """Return a standing for each caller and problem, with the newest evaluation."""
+        rows: dict[tuple[str, str], list[EvaluationDetails]] = {}
+        for row in map(unpack_evaluation, self.rows.values()):
+            if row.caller in callers and row.problem and problem in (None, row.problem):
+                rows.setdefault((row.caller, row.problem), []).append(row)
+        found = []
+        for place, (*others, last) in sorted(rows.items()):
+            standing = Standing(*place, 1 + len(others), 0, last.submission_time, last)
+            found.append((place, make_entry(standing)))
+        return [one for one in found if one[0] > after][:MAX_STANDINGS]
 
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = inf

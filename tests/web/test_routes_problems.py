@@ -372,6 +372,7 @@ class TokenTests(CallerTestCase):
             ("GET", "/evaluation_events"),
             ("GET", "/evaluations"),
             ("GET", "/whoami"),
+            ("GET", "/standings"),
         }
         open_to_all = {"/", "/docs", "/health", "/health/ready", "/metrics", "/openapi.json"}
         for method, route in self.service.routes.list_routes():

@@ -6,6 +6,7 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tawebeval.config import Configuration, ProblemSettings
 from tawebeval.core.tokens import generate_token
@@ -331,6 +332,54 @@ class ListTests(SupervisorTestCase):
         self.assertEqual([one["evaluation_id"] for one in listed], [own])
         self.call("GET", "/evaluations", 403, "site")
         self.call("GET", "/environments", 403, "ann")
+
+    def test_supervisor_lists_the_evaluations_of_members_and_its_own_in_order(self) -> None:
+        begun = {}
+        for key in ("eve", "ann", "teacher", "bob", "site"):
+            begun[key] = self.begin(key)
+            self.finish()
+
+        def list_keys(query: str, key: str, status: int = 200) -> list[str]:
+            listed = self.call("GET", f"/evaluations{query}", status, key).json().get("data", [])
+            found = [one["evaluation_id"] for one in listed]
+            self.assertEqual(found, [begun[one["caller"]] for one in listed])
+            return [one["caller"] for one in listed]
+
+        for key in ("teacher", "assistant"):
+            own = ["teacher"] if key == "teacher" else []
+            self.assertEqual(list_keys("", key), ["ann", *own, "bob"])
+            self.assertEqual(list_keys("?caller=bob", key), ["bob"])
+            self.assertEqual(list_keys("?caller=bob&problem=two", key), [])
+            self.assertEqual(list_keys("?caller=eve", key), [])
+        self.assertEqual(list_keys("?caller=ann", "bob"), [])
+        self.assertEqual(list_keys("", "bob"), ["bob"])
+        list_keys("?caller=a%20b", "teacher", 400)
+
+    def test_standings_are_those_of_the_members_or_the_callers_own(self) -> None:
+        for key in ("eve", "ann", "bob", "ann", "teacher"):
+            self.begin(key)
+            self.finish()
+
+        def list_standings(key: str, query: str = "", status: int = 200) -> Any:
+            return self.call("GET", f"/standings{query}", status, key).json()
+
+        listed = list_standings("teacher")
+        self.assertEqual((listed["begin"], listed["end"]), (None, None))
+        found = [(one["caller"], one["problem"], one["submissions"]) for one in listed["data"]]
+        self.assertEqual(found, [("ann", "one", 2), ("bob", "one", 1), ("teacher", "one", 1)])
+        for one in listed["data"]:
+            self.assertEqual(one["best"]["caller"], one["caller"])
+        for key in ("ann", "bob", "eve"):
+            self.assertEqual([one["caller"] for one in list_standings(key)["data"]], [key])
+        list_standings("site", status=403)
+        self.assertEqual(list_standings("teacher", "?problem=two")["data"], [])
+        self.assertEqual(len(list_standings("teacher", "?caller=ann")["data"]), 1)
+        self.assertEqual(len(list_standings("teacher", "?after=ann%2Fone")["data"]), 2)
+        list_standings("teacher", "?problem=A", 400)
+        with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_BYTES", 1):
+            answer = self.call("GET", "/standings?problem=one", 200, "teacher")
+        self.assertEqual((answer.json()["end"], len(answer.json()["data"])), ("ann/one", 1))
+        self.assertIn("/standings?after=ann%2Fone&problem=one>", answer.headers["link"])
 
     def test_whoami_tells_the_caller_and_what_its_token_permits(self) -> None:
         whole = {
