@@ -487,8 +487,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
     Raises: OSError; StdoutChanged.
     """
     details = evaluation.details
-    final = evaluation.failure_batch
-    time_ms = int(details.state_times["ended"] * 1000)
+    final, time_ms = evaluation.failure_batch, int(details.state_times["ended"] * 1000)
     if evaluation.events.stdout is None:
         ring = EventRing()
         ring.append_batch(final, time_ms)

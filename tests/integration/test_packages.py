@@ -476,7 +476,7 @@ class PackageTests(TestCase):
         for solution in ("wrong_answer/second/easy_1.txt", "accepted/program.py"):
             first = (await self.judge(ANSWERS, f"submissions/{solution}"))[0]
             self.assertEqual(
-                (first["verdict"], first["message"]), ("wrong_answer", "1.txt is missing")
+                (first["verdict"], first["message"]), ("wrong_answer", "its file is missing")
             )
 
     async def test_case_without_answer_is_a_fault_of_the_package(self) -> None:

@@ -42,15 +42,14 @@ _OPEN_FIFOS = """
 import os, signal, sys
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 count, *words = sys.argv[1:]
-for name in words[:int(count)]:
-    for path, reads in ((name + "/in", False), (name + "/out", True)):
-        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        end = reader if reads else os.open(path, os.O_WRONLY)
-        if not reads:
-            os.dup2(end, reader)
-            os.close(end)
-        os.set_blocking(reader, True)
-        os.set_inheritable(reader, True)
+for pair in words[:int(count)]:
+    reader = os.open(pair + "/in", os.O_RDONLY | os.O_NONBLOCK)  # otherwise nobody could write
+    writer = os.open(pair + "/in", os.O_WRONLY)
+    os.dup2(writer, reader)
+    os.close(writer)
+    output = os.open(pair + "/out", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(output, True)
+    os.set_inheritable(output, True)
 os.execvp(words[int(count)], words[int(count):])
 """
 _MOST_STARTS = 100  # of processes by a controller
@@ -66,7 +65,7 @@ _CHECKS = {
     "zero": ("wrong_answer", "time_limit", "runtime_error"),
 }
 """The checks in comments of solutions, and the verdicts of which a case has to have one."""
-_SAID = re.compile(rb"^(SCORE|USER_MESSAGE): *(.*)$", re.MULTILINE)
+_SAID = re.compile(rb"^(SCORE|USER_MESSAGE): ?(?! ?translate:)(.*)$", re.MULTILINE)
 _CHECK = re.compile(r"@check-([a-z-]+):([^\n]*)")
 
 
@@ -380,7 +379,10 @@ class Judge:
         if path.is_file():
             return path
         if case.copied:
-            return task.root / case.copied
+            path = task.root / case.copied
+            if not path.is_file():
+                raise segi_judge.PackageError(f"gen/GEN copies {case.copied}, which is no file")
+            return path
         if task.generator is None:
             raise segi_judge.PackageError(f"no input/input{number}.txt and no gen/generator")
         program = self.build_own(task.generator)
@@ -548,7 +550,6 @@ class Judge:
             for name in ("in", "out"):
                 os.mkfifo(pair / name)
         controller = self.build_own(path)
-        memory = task.read_number("controller_memory_limit")
         wall = 5 * self.limits["time"] + 5
         programs: list[segi.Program] = []
         threads: list[threading.Thread] = []
@@ -585,7 +586,7 @@ class Judge:
             [*words, *controller.command],
             time=task.read_number("controller_time_limit") or segi_judge.PROGRAM_TIME,
             wall=wall + segi_judge.PROGRAM_TIME,
-            memory=None if memory is None else segi_judge.choose_memory(memory),
+            memory=segi_judge.choose_memory(task.read_number("controller_memory_limit")),
             read=[*controller.files, fifos],
             write=[place],
             directory=place,
@@ -614,9 +615,8 @@ class Judge:
             return Outcome(faults[0], result=worst)
         if not result.fault:
             said = dict(_SAID.findall(result.stderr))
-            told = said.get(b"USER_MESSAGE", b"")
-            text = b"" if told.startswith(b"translate:") else told
-            result = result._replace(stdout=said.get(b"SCORE", b""), stderr=text)
+            score, text = said.get(b"SCORE", b""), said.get(b"USER_MESSAGE", b"")
+            result = result._replace(stdout=score, stderr=text)
         return _read_score(result, "controller")._replace(result=worst)
 
 

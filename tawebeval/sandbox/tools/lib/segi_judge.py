@@ -415,6 +415,15 @@ def _build_programs(root: Path, module: Any) -> None:
     (place / "programs").write_text(json.dumps({"root": str(root), "programs": programs}))
 
 
+_OPTIONS = {
+    "--explain": "send messages and excerpts of secret cases, too: for authors of a package alone",
+    "--list": "send the submissions and what the package says of them, and judge nothing",
+    "--inputs": "let validators check the inputs, send the results as cases, and judge nothing",
+    "--build": "build the programs of the package for later runs in copies of this directory, and"
+    " judge nothing",
+}
+
+
 def fail(message: str) -> NoReturn:
     """End the evaluator with an error."""
     sys.stdout.flush()
@@ -438,36 +447,14 @@ def main() -> None:
         epilog="Formats: " + "; ".join(f"{title}: {name}" for name, _, title in FORMATS) + ".",
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--time",
         type=float,
         metavar="S",
         help="limit the processor time of a case, in place of the package's limit",
     )
-    add(
-        "--explain",
-        action="store_true",
-        help="send messages and excerpts of secret cases, too: for the authors of a package alone",
-    )
-    add(
-        "--list",
-        action="store_true",
-        help="send the submissions of the package, and what the"
-        " package says of them, and judge nothing",
-    )
-    add(
-        "--inputs",
-        action="store_true",
-        help="let the validators of the package check its inputs,"
-        " send the results as cases, and judge nothing",
-    )
-    add(
-        "--build",
-        action="store_true",
-        help="build the programs of the package, which later runs in a copy of this directory use,"
-        " and judge nothing",
-    )
+    for option, text in _OPTIONS.items():
+        parser.add_argument(option, action="store_true", help=text)
     words = parser.parse_args()
     root = Path.cwd()
     try:

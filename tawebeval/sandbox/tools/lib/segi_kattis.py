@@ -65,11 +65,6 @@ class Case(NamedTuple):
     input: Path
     answer: Path
 
-    @property
-    def file_stem(self) -> str:
-        """The name below `secret` as that of a file."""
-        return self.name.partition("/")[2].replace("/", "_")
-
 
 class Outcome(NamedTuple):
     """The result of a case or a group."""
@@ -428,10 +423,7 @@ class Judge:
         )
         arguments = _words(settings.get("args", []))
         feedback = segi.make_directory()
-        if "interactive" in self.problem.kinds or "multi-pass" in self.problem.kinds:
-            judgement, result = self._run_passes(case, flags, arguments, feedback)
-        else:
-            judgement, result = self._run_pass(case, case.input, flags, arguments, feedback)
+        judgement, result = self._run_passes(case, flags, arguments, feedback)
         score = scoring.reject_score
         if judgement.is_accepted:
             score = self._read_score(feedback, scoring)
@@ -486,7 +478,7 @@ class Judge:
         if self.answers is not None:
             file = _find_answer(case, self.answers)
             if file is None:
-                (feedback / "teammessage.txt").write_text(f"{case.file_stem}.txt is missing")
+                (feedback / "teammessage.txt").write_text("its file is missing")
                 return segi.Judgement("wrong_answer"), None
             printed = file.read_bytes()
         else:
@@ -595,7 +587,8 @@ def _judge_by_status(result: segi.Result) -> segi.Judgement:
 
 def _find_answer(case: Case, files: Iterable[Path]) -> Path | None:
     """Return the file with the longest stem that is the end of the name of the case."""
-    found = [file for file in files if f"_{case.file_stem}".endswith(f"_{file.stem}")]
+    name = case.name.replace("/", "_")
+    found = [file for file in files if name.endswith(f"_{file.stem}")]
     return max(found, key=lambda file: len(file.stem), default=None)
 
 
