@@ -17,16 +17,16 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.defer import TimeoutError as WaitedInVain
-from twisted.internet.interfaces import IDelayedCall, IReactorThreads, IReactorTime
-from twisted.internet.threads import deferToThreadPool
+from twisted.internet.interfaces import IDelayedCall, IReactorFromThreads, IReactorTime
 from twisted.logger import Logger
-from twisted.python.threadpool import ThreadPool
+from twisted.python.failure import Failure
 
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
@@ -185,18 +185,25 @@ async def wait_until(
         await Deferred.fromCoroutine(wait()).addTimeout(timeout, clock)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class WorkerThreads:
-    """Thread pool for blocking calls."""
+    """Threads for blocking calls.
 
-    _reactor: IReactorThreads
-    _pool: ThreadPool
-    _is_abandoned: bool = False
+    Not Twisted's pool: a call that changes threads by it takes twice as much processor time, and it
+    makes threads on demand, which fails when evaluators have used up the allowed number of
+    processes. The reactor's own pool is shared with name look-ups, which take as long as strangers'
+    name servers do.
+    """
+
+    _reactor: IReactorFromThreads
+    _is_abandoned: bool
+    _calls: SimpleQueue[Callable[[], object] | None] = attrs.field(factory=SimpleQueue)
+    _threads: list[Thread] = attrs.field(factory=list)
 
     @classmethod
     def create(
         cls,
-        reactor: IReactorThreads,
+        reactor: IReactorFromThreads,
         count: int,
         name: str,
         *,
@@ -205,30 +212,37 @@ class WorkerThreads:
         """Return a pool of `count` threads, all of which `start` makes.
 
         If `abandons_running_calls`, `stop` does not wait for running calls, which end with the
-        process.
-
-        The reactor's own pool is shared with name look-ups, which take as long as strangers' name
-        servers do; and it makes threads on demand, which fails when evaluators have used up the
-        allowed number of processes. Calls made before `start` wait for it.
+        process. Calls made before `start` wait for it.
         """
-        pool = ThreadPool(count, count, name)
+        pool = cls(reactor, abandons_running_calls)
         # Daemon threads let a process whose start fails later end without `stop`.
-        pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
-        return cls(reactor, pool, abandons_running_calls)
+        pool._threads = [
+            Thread(target=pool._make_calls, name=f"{name}-{number}", daemon=True)
+            for number in range(count)
+        ]
+        return pool
 
     def start(self) -> None:
         """Start all threads. Raises OSError."""
         try:
-            self._pool.start()
+            for thread in self._threads:
+                thread.start()
         except RuntimeError as error:  # Python's only message for a thread that cannot start
-            # `stop` would wait for ever for the end of a thread that has not begun.
-            self._pool.threads = [thread for thread in self._pool.threads if thread.ident]
             raise OSError(errno.EAGAIN, f"threads: {error}") from None
 
     def stop(self) -> None:
-        """Wait for running calls, and start no others. Blocks."""
+        """Wait for the calls until now, and make no others. Blocks."""
         if not self._is_abandoned:
-            self._pool.stop()
+            started = [thread for thread in self._threads if thread.ident]
+            for _ in started:
+                self._calls.put(None)
+            for thread in started:
+                thread.join()
+
+    def _make_calls(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # an idle thread keeps nothing that it has used
 
     async def run_in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)`, called in a thread.
@@ -236,9 +250,18 @@ class WorkerThreads:
         A thread cannot be stopped: a cancellation is raised after the call has returned, so that no
         clean-up runs at the same time as the call.
         """
-        ended = make_one_shot_event(
-            deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs)
-        )
+        ended: OneShotEvent[Callable[[], T]] = OneShotEvent()
+
+        def make_call() -> None:
+            try:
+                value = call(*args, **kwargs)
+            except BaseException:  # noqa: BLE001  (the caller gets it)
+                # Not a variable: the exception's traceback has this frame.
+                self._reactor.callFromThread(ended.set_value, Failure().raiseException)
+            else:
+                self._reactor.callFromThread(ended.set_value, lambda: value)
+
+        self._calls.put(make_call)
         return (await wait_despite_cancellation(ended))()
 
 
