@@ -367,12 +367,21 @@ def _copy_shell(root: Path, sandbox_files_directory: Path) -> Path:
     about = (str(shell), status.st_ino, status.st_size, status.st_mtime_ns)
     copy = sandbox_files_directory / f"init-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
     if not copy.exists():
-        new = copy.with_suffix(f".{secrets.token_hex(4)}")  # two threads may copy at once
-        with add_path_to_errors(new):
-            new.write_bytes(shell.read_bytes())
-            new.chmod(0o111)
-            new.replace(copy)
+        _store_file(copy, shell.read_bytes(), 0o111)
     return copy
+
+
+def _store_file(path: Path, content: bytes, mode: int) -> None:
+    """Write a file whole, or leave nothing of it. Raises: OSError, with the path."""
+    new = path.with_suffix(f".{secrets.token_hex(4)}")  # two threads may write it at once
+    with add_path_to_errors(new):
+        try:
+            new.write_bytes(content)
+            new.chmod(mode)
+            new.replace(path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
 
 def remove_shell_copies(sandbox_files_directory: Path) -> None:
@@ -450,6 +459,7 @@ class BubblewrapSandbox:
     writable_trees: WritableTrees
     limits: LimitSettings
     cgroup_manager: CgroupManager
+    _filters: Sequence[Mapping[str, str]] | None = attrs.field(default=None, init=False)
 
     def make_run(
         self,
@@ -470,11 +480,22 @@ class BubblewrapSandbox:
         return _make_root_view(root, accounts, readable, network=self.has_network)
 
     def list_filters(self) -> Sequence[Mapping[str, str]]:
-        """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks, hardly."""
-        return [
-            {"base64": base64.b64encode(os.pread(each, os.fstat(each).st_size, 0)).decode()}
-            for each in self.filter_descriptors
-        ]
+        """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks. Raises: OSError.
+
+        They are files: in a `LaunchSpec` they would be three quarters of it, twice in each start.
+        """
+        if self._filters is None:
+            self._filters = [
+                {"read": str(self._store_filter(one))} for one in self.filter_descriptors
+            ]
+        return self._filters
+
+    def _store_filter(self, descriptor: int) -> Path:
+        """Write a filter into a file; its name has the digest, for brokers outlive the daemon."""
+        program = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        name = f"filter-{hashlib.sha256(program).hexdigest()[:16]}"
+        _store_file(self.sandbox_files_directory / name, program, 0o444)
+        return self.sandbox_files_directory / name
 
     def build_argv(
         self,

@@ -300,7 +300,7 @@ class SlurmSandbox(BubblewrapSandbox):
         Blocks. Raises: OSError.
         """
         assert isinstance(local, BubblewrapSandbox), "`parse_configuration` refuses no sandbox"
-        own = attrs.asdict(local, recurse=False)
+        own = attrs.asdict(local, recurse=False, filter=lambda field, _: field.init)
         own["cgroup_manager"] = CgroupManager({})  # the cgroups of a job belong to root
         return cls(
             **own,

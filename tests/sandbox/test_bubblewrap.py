@@ -62,6 +62,8 @@ ENDED = BEGUN + b'{ "exit-code": 0 }\n'
 
 def decode(descriptor: Mapping[str, str]) -> bytes:
     """Return what a descriptor of a `LaunchSpec` has."""
+    if "read" in descriptor:
+        return Path(descriptor["read"]).read_bytes()
     return base64.b64decode(descriptor["base64"])
 
 
@@ -71,6 +73,8 @@ class BubblewrapTestCase(CellTestCase):
         self.workspace = Workspace(Path(self.mktemp()).resolve())
         self.workspace.root.mkdir()
         self.workspace.output_directory.mkdir()
+        self.files = Path(self.mktemp()).resolve()
+        self.files.mkdir()
         self.filter = os.memfd_create("filter")
         self.addCleanup(os.close, self.filter)
         os.write(self.filter, PROGRAM)  # and is at its end now
@@ -83,7 +87,7 @@ class BubblewrapTestCase(CellTestCase):
     def sandbox(self, *readable: str, network: bool = False) -> BubblewrapSandbox:
         return BubblewrapSandbox(
             "/opt/bwrap",
-            Path("/state/accounts"),
+            self.files,
             (self.filter, self.filter),
             readable,
             network,
@@ -175,6 +179,25 @@ class DescriptorTests(BubblewrapTestCase):
         filters = self.launch.broker.descriptors[3:]
         self.assertEqual([decode(each) for each in filters], [PROGRAM] * 2)
 
+    def test_filter_that_was_damaged_is_written_again_by_the_next_daemon(self) -> None:
+        (filter_file,) = self.files.iterdir()
+        filter_file.unlink()
+        filter_file.touch()
+        self.assertEqual(self.sandbox().list_filters(), [{"read": str(filter_file)}] * 2)
+        self.assertEqual(filter_file.read_bytes(), PROGRAM)
+
+    def test_filter_that_does_not_fit_on_the_disk_leaves_nothing(self) -> None:
+        (filter_file,) = self.files.iterdir()
+        filter_file.unlink()
+        self.patch(Path, "chmod", self.fill_disk)
+        with self.assertRaises(OSError) as caught:
+            self.sandbox().list_filters()
+        self.assertIn(f"{self.files}/filter-", caught.exception.filename)
+        self.assertEqual(list(self.files.iterdir()), [])
+
+    def fill_disk(self, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     def test_program_of_the_broker_is_a_file_that_starts_only_name(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
@@ -206,7 +229,7 @@ class BrokerTests(BubblewrapTestCase):
         assert broker is not None
         self.assertEqual(broker.argv[-2:], ["/proc/self/fd/3", "tawebeval-broker"])
         program, configuration, listening = broker.descriptors[:3]
-        self.assertEqual(program, {"read": f"/state/accounts/{BROKER_FILE_NAME}"})
+        self.assertEqual(program, {"read": f"{self.files}/{BROKER_FILE_NAME}"})
         self.assertEqual(listening, {"socket": ""})
         told = json.loads(configuration["text"])
         self.assertEqual(told["parent_pid"], self.trees.pid)

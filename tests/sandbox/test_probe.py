@@ -159,7 +159,8 @@ class TryTests(SandboxesTestCase):
         self.assertTrue(arguments[-1].endswith("&& echo sound"), arguments[-1])
         environment = (self.root / "environment").read_text().split()
         self.assertEqual([line for line in environment if not line.startswith("_")], ["PWD=/"])
-        self.assertEqual(os.listdir(self.accounts), [], "a trial is not what makes it work")
+        written = [name for name in os.listdir(self.accounts) if not name.startswith("filter-")]
+        self.assertEqual(written, [], "a trial is not what makes it work")
 
     def test_failure_is_told_with_its_remedy(self) -> None:
         outdated = "bwrap: Unknown option --disable-userns"
