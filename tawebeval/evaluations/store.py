@@ -617,6 +617,13 @@ class EvaluationStore:
         self._start_writing()
         return flushed
 
+    def flush_soon(self) -> Deferred[None]:
+        """Return such a Deferred where no client waits for it: it starts no transaction now."""
+        flushed: Deferred[None] = Deferred()
+        self._flushing.append(flushed)
+        self._write_soon()
+        return flushed
+
     async def close(self) -> None:
         """Write what waits, and close the database. What cannot be written is logged.
 

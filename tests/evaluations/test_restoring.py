@@ -645,7 +645,7 @@ class EndedTests(RestoringTestCase):
         identifier, child = self.start(b"one\n")
         self.finish(child)
         stored: Deferred[None] = Deferred()
-        self.patch(FakeStore, "flush", lambda store: stored)
+        self.patch(FakeStore, "flush_soon", lambda store: stored)
         self.consume(identifier)
         self.assertTrue(self.row(identifier).is_forgotten)
         stored.errback(StoreError())  # a full disk

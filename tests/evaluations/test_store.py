@@ -232,6 +232,23 @@ class WritingTests(StoreTestCase):
         self.assertEqual([row.sequence_number for row in self.store.load_live()], [1, 3])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_flush_that_no_client_waits_for_starts_no_transaction(self) -> None:
+        waiting = [self.store.flush_soon()]
+        self.assertEqual(self.threads.waiting, [])
+        self.clock.advance(SAVE_SECONDS)
+        self.successResultOf(waiting.pop())  # nothing was to be written
+        for urgent in (True, False):
+            self.store.save(make_row(1))
+            waiting.append(self.store.flush_soon())
+            self.assertEqual(self.threads.waiting, [])
+            if urgent:
+                self.store.flush()
+            else:
+                self.clock.advance(SAVE_SECONDS)
+            self.assertNoResult(waiting[-1])
+            self.threads.step()
+            self.successResultOf(waiting[-1])
+
     def test_row_may_change_after_it_is_saved(self) -> None:
         row = make_row(1)
         self.store.save(row)
@@ -715,10 +732,10 @@ class StoreMachine(RuleBasedStateMachine):
     def wait(self) -> None:
         self.clock.advance(SAVE_SECONDS)
 
-    @rule()
-    def flush(self) -> None:
+    @rule(is_urgent=st.booleans())
+    def flush(self, is_urgent: bool) -> None:
         number = next(self.numbers)
-        self.store.flush().addCallbacks(
+        (self.store.flush if is_urgent else self.store.flush_soon)().addCallbacks(
             self.on_committed, lambda failure: failure.trap(StoreError) and None, (number,)
         )
 

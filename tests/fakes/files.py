@@ -111,6 +111,9 @@ class FakeStore:
     def flush(self) -> Deferred[None]:
         return fail(self.error) if self.error is not None else succeed(None)
 
+    def flush_soon(self) -> Deferred[None]:
+        return self.flush()
+
     async def find_archived(self, identifier: str) -> EvaluationDetails | None:
         packed = self.rows.get(identifier)
         row = None if packed is None else unpack_evaluation(packed)

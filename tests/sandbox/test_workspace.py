@@ -53,6 +53,18 @@ class DirectoryTests(WorkspaceTestCase):
             self.assertEqual(list(directory.iterdir()), [])
         self.assertFalse(os.path.lexists(self.workspace.overlay_work_directory))
 
+    def test_work_directory_of_an_overlay_is_removed_whatever_is_in_it(self) -> None:
+        volatile = self.workspace.overlay_work_directory / "work" / "incompat" / "volatile"
+        for more in ((), ("work/index",), ("work/incompat/volatile/more", "other")):
+            volatile.mkdir(parents=True)
+            (volatile / "dirty").touch()
+            for name in more:
+                (self.workspace.overlay_work_directory / name).mkdir()
+            for directory in (volatile, volatile.parent, volatile.parent.parent):
+                directory.chmod(0)
+            self.workspace.remove_evaluator_content(keep_submission=True)
+            self.assertEqual(os.listdir(self.workspace.root), ["submission"])
+
     def test_sandboxed_evaluator_sees_its_own_paths(self) -> None:
         view = self.workspace.make_sandboxed_view(Path("/evaluation"))
         file = self.workspace.locate_submitted_file(SubmissionFile("source", "x.py"))
