@@ -154,7 +154,7 @@ class ImageTests(RepositoryTestCase):
         script = (
             "ls /etc/tawebeval; find /var/log /tmp -type f -size +0; id -u; cat /etc/machine-id;"
             " find / -xdev -perm -0002 ! -type l ! -type c ! -perm -1000; /usr/bin/tawebeval token"
-            " new alice >/dev/null 2>&1 && echo made"
+            " add alice --file /tmp/tokens >/dev/null 2>&1 && echo made"
         )
         words = ("run", "--rm", "--network=none", *list_resource_options(), "--entrypoint=/bin/sh")
         done = await deferToThread(self.podman.run, *words, IMAGE, "-c", script)
