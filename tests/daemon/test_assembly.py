@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from io import StringIO
@@ -97,10 +98,12 @@ class ServiceTests(SynchronousTestCase):
         self.dropped += 1
 
     def file_with(self, text: str) -> Path:
-        path = Path(self.mktemp()).absolute()
-        path.write_text(text)
-        path.chmod(0o600)
-        return path
+        # Not below the checkout: a `password_file` has no space in its path.
+        descriptor, path = tempfile.mkstemp()
+        self.addCleanup(Path(path).unlink, missing_ok=True)
+        with open(descriptor, "w") as file:
+            file.write(text)
+        return Path(path)
 
     def write_token(self, name: str = "alice") -> str:
         """Create a file with a token of a caller; return its path."""

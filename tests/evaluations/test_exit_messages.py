@@ -112,7 +112,7 @@ _COMMANDS = (
     ("./windows.py", "./windows.py has the line ends of Windows"),
     ("python3 windows.py", ""),
     (
-        "printf '#!/bin/sh\\r\\n\\r\\n' >x; bash $PWD/x",
+        "printf '#!/bin/sh\\r\\n\\r\\n' >x; bash \"$PWD/x\"",
         "a script has the line ends of Windows (CRLF)",
     ),
     ("./unknown.py", "./unknown.py begins with #!/usr/bin/python3.99, which is not installed here"),

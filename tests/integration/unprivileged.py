@@ -36,7 +36,7 @@ def find_program(name: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="tawebeval-programs-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     script = folder / name
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(PYTHON_AS_USER)} {program} "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec {shlex.join((*PYTHON_AS_USER, str(program)))} "$@"\n')
     script.chmod(0o755)
     return script
 

@@ -133,7 +133,7 @@ class UnitTests(SynchronousTestCase):
         for said, delegated in (("yes", True), ("no", False)):
             self.put_systemctl(
                 'test "$*" = "--user show --value --property=Delegate it.service" || exit\n'
-                f'test "$XDG_RUNTIME_DIR" = {self.folder}/run && echo {said}'
+                f'test "$XDG_RUNTIME_DIR" = "{self.folder}/run" && echo {said}'
             )
             for below in ("", "/a/group"):
                 self.assertEqual(is_delegated(f"{self.group}{below}"), delegated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -273,7 +274,7 @@ def hold():
     os._exit(0)
 threading.Thread(target=hold).start()
 """
-        pid = self.start(f"exec {sys.executable} -c '{program}'")
+        pid = self.start(f"exec {shlex.quote(sys.executable)} -c '{program}'")
         self.assertGreaterEqual(self.count(pid).disk_bytes, 102400)
 
     def test_file_that_is_open_twice_takes_its_room_once(self) -> None:
@@ -294,7 +295,7 @@ os.write(os.memfd_create("memory"), bytes(102400))
 print(flush=True)
 sys.stdin.readline()
 """
-        return self.start(f"exec {sys.executable} -c '{program}'")
+        return self.start(f"exec {shlex.quote(sys.executable)} -c '{program}'")
 
     def test_files_on_other_devices_take_no_room(self) -> None:
         pid = self.start_with_file_in_memory()

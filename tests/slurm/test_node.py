@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -113,11 +114,13 @@ class NodeJobTests(SynchronousTestCase):
         self.assertEqual(stdout.read_text(), "on\ntold\n")
 
     def test_too_much_processor_time_is_an_end(self) -> None:
-        state = self.finish(self.start("/bin/sh", "-c", f'{sys.executable} -c "{_SPIN}"', cpu=0.5))
+        state = self.finish(
+            self.start("/bin/sh", "-c", f'{shlex.quote(sys.executable)} -c "{_SPIN}"', cpu=0.5)
+        )
         self.assertEqual(state["exceeded"], "cpu")
 
     def test_removed_files_that_are_open_count(self) -> None:
-        program = f'{sys.executable} -c "{_HOLD}; time.sleep(600)"; exit 0'
+        program = f'{shlex.quote(sys.executable)} -c "{_HOLD}; time.sleep(600)"; exit 0'
         state = self.finish(self.start("/bin/sh", "-c", program, disk=2**20))
         self.assertEqual(state["exceeded"], "disk")
 
