@@ -5,7 +5,7 @@ BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
 SCRIPTS := scripts/bootstrap scripts/client_wheel scripts/debian_root scripts/image scripts/install \
-	scripts/lock scripts/manpages scripts/npm_package scripts/recordings
+	scripts/lock scripts/manpages scripts/npm_package scripts/recordings scripts/release
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 # Under what the service is tested: a systemd that boots, and what looks into it.
@@ -23,7 +23,7 @@ INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(
 	--sysconfdir "$(SYSCONFDIR)"
 
 .PHONY: help setup demo test fuzz test-machine test-bare check bench soak simulate man docs install uninstall deb \
-	image wheel npm lock audit vendor gallery clean
+	image wheel npm release lock audit vendor gallery clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,10 @@ install: man ## install it with its units; PREFIX=/usr/local, SYSCONFDIR=/etc, D
 uninstall: ## remove what was installed, but for configuration and state
 	$(INSTALL) --remove
 
+# The time of the newest files in packages: the same commit gives the same packages.
+deb image man npm wheel: export SOURCE_DATE_EPOCH ?= $(or \
+	$(shell git log -1 --format=%ct 2>/dev/null),$(shell date +%s))
+
 deb: ## build a Debian package into build/deb
 	$(SETUP) --needs dh,dh_apparmor,git,$(SANDBOX)
 	debian/rules clean binary
@@ -105,6 +109,11 @@ wheel: ## build a wheel of the client library without the daemon into build/whee
 npm: ## build a package of npm of the JavaScript client into build/npm
 	$(SETUP)
 	$(BIN)/python scripts/npm_package build/npm
+
+release: ## check, test, build what is published into dist/; SKIP="check test" leaves these out
+	$(foreach target,$(filter-out $(SKIP),check test),$(MAKE) $(target) &&) true
+	$(SETUP) --extras build,release --needs git --wants dh,dh_apparmor,mmdebstrap,newuidmap
+	$(BIN)/python scripts/release
 
 lock: ## renew versions and hashes of Python packages; those of new ones alone: KEEP=--keep
 	$(SETUP) --extras lock

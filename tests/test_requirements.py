@@ -14,6 +14,8 @@ from tests.run import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
+BOUNDS = {"click": "<9", "httpx": "<0.29", "Twisted": "<26.11"}
+"""First versions whose private names the package was not compared with (ARCHITECTURE.md)."""
 
 
 class RequirementsTests(SynchronousTestCase):
@@ -62,6 +64,15 @@ class RequirementsTests(SynchronousTestCase):
         for name in ("runtime", *EXTRAS):
             for package, version in self.read_pins(name).items():
                 self.assertEqual(versions.setdefault(package, version), version, package)
+
+    def test_libraries_whose_private_names_are_used_have_an_upper_bound(self) -> None:
+        client = tomllib.loads((ROOT / "packaging" / "python" / "pyproject.toml").read_text())
+        for project, names in ((PROJECT, BOUNDS), (client, ["httpx"])):
+            found = {
+                each.name: each for each in map(Requirement, project["project"]["dependencies"])
+            }
+            for name in names:
+                self.assertIn(BOUNDS[name], str(found[name].specifier))
 
     def test_build_file_has_what_isolated_builds_ask_for(self) -> None:
         self.assertEqual(EXTRAS["build"], PROJECT["build-system"]["requires"])

@@ -21,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tests.cases.patience import LONG_PATIENCE
+from tests.cases.scripts import load_script
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
@@ -37,6 +38,8 @@ from twisted.application.service import IServiceMaker
 from twisted.plugin import getPlugins
 print(tawebeval.__file__, module.__file__, module.tawebeval in getPlugins(IServiceMaker), sep="\\n")
 """
+
+EPOCH = 1_800_000_000  # 2027
 
 TWISTD = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
 
@@ -89,18 +92,22 @@ class Built:
     wheel: Path
 
 
+def copy_checkout(folder: Path) -> None:
+    """Copy what is of the project."""
+    ignore = shutil.ignore_patterns(*RUBBISH)
+    shutil.copytree(CHECKOUT, folder, symlinks=True, ignore=ignore)
+
+
 @functools.cache
 def build() -> Built:
     """Build both, once; the wheel is built from what the source distribution holds."""
     folder = Path(tempfile.mkdtemp(prefix="tawebeval-")).resolve()
     atexit.register(shutil.rmtree, folder)
     checkout, dist = folder / "checkout", folder / "dist"
-    ignore = shutil.ignore_patterns(*RUBBISH)
-    shutil.copytree(CHECKOUT, checkout, symlinks=True, ignore=ignore)
+    copy_checkout(checkout)
     # It must not be shipped, and whoever has run twistd in a checkout has one.
     (checkout / "twisted" / "plugins" / "dropin.cache").touch()
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, checkout]
-    run(*command, cwd=folder)
+    load_script("release").build_distributions(checkout, dist, EPOCH)
     name = f"tawebeval-{__version__}"
     return Built(checkout, dist / f"{name}.tar.gz", dist / f"{name}-py3-none-any.whl")
 
@@ -136,6 +143,19 @@ class PackagingTests(SynchronousTestCase):
 
     def test_wheel_installs_package_and_plugin(self) -> None:
         self.check_installed(self.built.wheel)
+
+    def test_builds_in_two_directories_are_the_same(self) -> None:
+        folder = self.checkout.with_name(self._testMethodName)
+        checkout, dist = folder / "another directory é", folder / "dist"
+        copy_checkout(checkout)
+        for path in checkout.rglob("*"):  # as another user's clone has them, at another time
+            path.chmod(path.stat().st_mode & 0o700)
+            os.utime(path, (EPOCH - 9, EPOCH - 9))
+        load_script("release").build_distributions(checkout, dist, EPOCH)
+        for built in (self.built.sdist, self.built.wheel):
+            self.assertEqual((dist / built.name).read_bytes(), built.read_bytes(), built.name)
+        with tarfile.open(self.built.sdist) as sdist:
+            self.assertEqual({member.mtime for member in sdist.getmembers()}, {EPOCH})
 
     def test_editable_install_finds_the_plugin_in_the_checkout(self) -> None:
         self.check_installed("--editable", self.checkout, at=self.checkout)
