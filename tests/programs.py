@@ -33,7 +33,7 @@ class Use(NamedTuple):
 
 _PAGE = (
     "test_documented_clients test_page test_page_class test_page_http2"
-    " test_page_problems test_page_results test_page_tokens test_reference"
+    " test_lti test_page_problems test_page_results test_page_tokens test_reference"
 )
 _PROXIES = "test_proxies test_several test_page_http2"
 _TOOLCHAINS = "gcc /usr/bin/node"
