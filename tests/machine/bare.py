@@ -2,7 +2,8 @@
 
 Runs `make demo`, the unit tests and some quick tests of `tests.integration` in a root file system
 with the packages that README.md names. Root runs them, in a copy of this checkout below `/root`,
-which only root can read. The kernel is this machine's; there is no network, and no cgroup.
+which only root can read; its path has a space and a letter that is not in ASCII. The kernel is this
+machine's; there is no network, and no cgroup.
 
 The exit status is 0 only if both commands succeed, so not if no test ran or one was skipped.
 """
@@ -25,7 +26,7 @@ QUICK = (
 )
 """The modules of `tests.integration` that are run: those that are short, and need no cgroups."""
 
-_HOME = "/root"
+_HOME, _CHECKOUT = "/root", "/root/für alle/tawebeval"
 # With CI set, no test may be skipped. The examples are tried by `make test` outside.
 _VARIABLES = {
     "HOME": _HOME,
@@ -53,7 +54,8 @@ def run_commands(suite: str, work: Path) -> bool:
     home.mkdir(0o700)
     temporary.mkdir()
     temporary.chmod(0o1777)
-    source = home / "tawebeval"
+    source = work / _CHECKOUT.removeprefix("/")
+    source.parent.mkdir()
     package.copy_checkout(source)
     quick = [f"tests.integration.test_{name}" for name in QUICK]
     variables = {**package.OFFLINE, **_VARIABLES}
@@ -61,7 +63,7 @@ def run_commands(suite: str, work: Path) -> bool:
     with roots.bare(suite) as root, package.wheels(suite, root, source) as wheels:
         options = ["--unshare-net", "--ro-bind", str(wheels), package.WHEELS]
         options += ["--bind", str(temporary), "/tmp", "--bind", str(home), _HOME]
-        options += ["--chdir", f"{_HOME}/tawebeval"]
+        options += ["--chdir", _CHECKOUT]
         for what, command in (
             ("make demo", ("make", "demo")),
             ("make test", ("sh", "-euc", _TEST, "sh", *quick)),
