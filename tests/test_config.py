@@ -24,7 +24,7 @@ from tawebeval.config import (
     parse_configuration,
 )
 from tawebeval.core.form import LimitRange
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, ProblemClosed
 from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings, read_setting
 
 DOCS = EXAMPLE.parent.parent / "docs"
@@ -300,6 +300,24 @@ class ProblemTests(RefusalTestCase):
             self.check(f"{text}{key} = 'x'", f"problems.a.{key}: 'x' ", words)
         self.check(f"{text}opens = {late}\ncloses = {early}", "problems.a.closes: is before opens")
         self.check(f"{text}late = true", "problems.a.late: needs closes")
+
+    def test_problem_is_open_from_its_first_time_on_and_before_the_second(self) -> None:
+        opens, closes = "opens = 2026-11-01T08:00:00+01:00\n", "closes = 2026-12-01T12:00:00Z\n"
+        first, last = (datetime.fromisoformat(one.split()[2]) for one in (opens, closes))
+        for settings, is_early, is_late in (
+            ("", True, True), (opens, False, True), (closes, True, False),
+            (opens + closes, False, False), (f"{opens}{closes}late = true", False, True),
+        ):  # fmt: skip
+            text = f"[problems.a]\n{self.problem}{settings}"
+            problem = parse_configuration(text).problems["a"]
+            for moment, is_open in (
+                (first.timestamp() - 1, is_early), (first.timestamp(), True),
+                (last.timestamp() - 1, True), (last.timestamp(), is_late),
+            ):  # fmt: skip
+                if is_open:
+                    problem.check_open("a", moment)
+                else:
+                    self.assertRaises(ProblemClosed, problem.check_open, "a", moment)
 
     def test_problem_sets_fields_of_the_form(self) -> None:
         found = parse_configuration(

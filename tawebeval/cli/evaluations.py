@@ -206,6 +206,15 @@ def environments(as_json: bool, server: ServerAccess) -> None:
         print_list(context.screen, found, as_json, "{:<24}  {}", rows)
 
 
+@click.command()
+@JSON_OPTION
+@add_server_options
+def whoami(as_json: bool, server: ServerAccess) -> None:
+    """Show the caller of your token, and what the token permits."""
+    with open_context(server, make_screen()) as context:
+        _print_document(context, context.client.whoami(), as_json)
+
+
 def format_row(document: dict[str, Any], now: datetime) -> str:
     """Return the line of an evaluation in a list."""
     created = datetime.fromisoformat(document["created"])

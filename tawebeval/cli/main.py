@@ -17,6 +17,7 @@ _COMMANDS = {
     "try": "evaluate:try_",
     "problems": "evaluations:problems",
     "environments": "evaluations:environments",
+    "whoami": "evaluations:whoami",
     "follow": "follow:follow",
     "status": "evaluations:status",
     "share": "evaluations:share",

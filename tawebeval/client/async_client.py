@@ -67,6 +67,7 @@ class AsyncClient(ClientSettings):
     revoke_links = operations.revoke_links
     cancel = operations.cancel
     environments = operations.environments
+    whoami = operations.whoami
     evaluations = operations.evaluations
     problems = operations.problems
     problem = operations.problem

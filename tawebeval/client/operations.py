@@ -481,6 +481,13 @@ async def environments(client: ClientSettings) -> list[Document]:
     return await _send_request(client, request, partial(_documents, "data", _Environment))
 
 
+async def whoami(client: ClientSettings) -> Document:
+    """Return the name of the `caller`, None without tokens, and what its token permits."""
+    return await _send_request(
+        client, _make_request(client, "GET", "/whoami"), partial(_document, _Caller)
+    )
+
+
 def evaluations(
     client: ClientSettings,
     *,
@@ -632,6 +639,10 @@ class _File(msgspec.Struct):
 
 class _Environment(msgspec.Struct):
     name: str
+
+
+class _Caller(msgspec.Struct):
+    caller: str | None
 
 
 class _Accepted(msgspec.Struct):

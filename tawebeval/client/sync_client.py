@@ -329,6 +329,7 @@ class Client(ClientSettings):
     revoke_links = _block(operations.revoke_links)
     cancel = _block(operations.cancel)
     environments = _block(operations.environments)
+    whoami = _block(operations.whoami)
     evaluations = _iterate(operations.evaluations)
     problems = _iterate(operations.problems)
     problem = _block(operations.problem)

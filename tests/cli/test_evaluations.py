@@ -89,6 +89,11 @@ class EvaluationsTests(CommandTestCase):
         self.run_command("follow", first)
         self.assertEqual(self.run_command("rerun", first).exit_code, 2)
 
+    def test_whoami_shows_the_caller_and_what_its_token_permits(self) -> None:
+        shown = json.loads(self.run_command("whoami", "--json").stdout)
+        self.assertEqual((shown["caller"], shown["problems"]), (None, None))
+        self.assertIn("read_only       False", self.run_command("whoami").stdout)
+
     def test_environments_are_listed_as_table_or_json(self) -> None:
         java = EnvironmentSettings("/srv/java", description="JDK 21\x9b\nx")
         self.line.service.registry.context.configuration = Configuration(

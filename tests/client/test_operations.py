@@ -499,6 +499,7 @@ class StepTests(SynchronousTestCase):
             (operations.rerun(client, "x"), json_response("{}"), "field `evaluation_id`"),
             (operations.cancel(client, "x"), RUNNING, "the status is 200"),
             (operations.environments(client), json_response('{"data":[{}]}'), "field `name`"),
+            (operations.whoami(client), json_response("{}"), "field `caller`"),
             (operations.status(client, "x"), Response(200, {}, b"<html>"), "instead of JSON"),
         ):
             steps, result = play(operation, response)

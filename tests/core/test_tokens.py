@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.tokens import (
     LINK_PATTERN,
+    MAX_SUPERVISED_CALLERS,
     TOKEN_BYTES,
     LinkSigner,
     TokenHashes,
@@ -180,6 +181,15 @@ class NewTests(SynchronousTestCase):
         self.assertFalse(fewer.permits(teacher, "ann"))
         self.assertFalse(fewer.permits(tokens.tokens[0], "ann"))
         self.assertTrue(fewer.permits(teacher, "bob"))
+
+    def test_number_of_supervised_callers_has_a_limit(self) -> None:
+        def make_lines(count: int) -> str:
+            members = [f"m{n} sha256:{n:064x} group=g{n % 2}" for n in range(count)]
+            return "\n".join((*members, f"t sha256:{'f' * 64} supervises=g0,g1"))
+
+        parse_tokens(make_lines(MAX_SUPERVISED_CALLERS - 1))
+        error = self.assertRaises(ConfigurationError, parse_tokens, make_lines(1000))
+        self.assertIn("t supervises 1001 callers; the limit is 1000", str(error))
 
     def test_removal_of_tokens_keeps_other_lines_and_the_last_token(self) -> None:
         one, two = (f"a sha256:{digit * 64}" for digit in "12")
