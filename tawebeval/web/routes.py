@@ -2,7 +2,8 @@
 
 The page's files and the description stay the same until the daemon restarts. They are read and
 compressed at import and kept in memory: a request needs no access to the disk, and the daemon's
-user needs no access to the installed files. Clients may cache them and revalidate by entity tag.
+user needs no access to the installed files. Clients may cache them and revalidate by entity tag, or
+keep them for ever by a URL that names their version (`bundle`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from importlib.resources import files
 from ipaddress import ip_address
 from typing import Any
@@ -67,6 +67,7 @@ from tawebeval.web.auth import (
     find_link,
     parse_link_lifetime,
 )
+from tawebeval.web.bundle import bundle_page, find_version
 from tawebeval.web.events import parse_event_query, send_events, send_page
 from tawebeval.web.lists import EvaluationLists, list_problems
 from tawebeval.web.server import messages
@@ -239,6 +240,9 @@ _MEDIA_TYPES = {
     "txt": b"text/plain; charset=utf-8",
 }
 
+_STYLES = ("style.css", "evaluation.css", "problems.css", "class.css")
+"""Style sheets of the page, in the order in which later ones win."""
+
 _PAGE_HEADERS = {
     # The page loads scripts and styles from this daemon only, and connects to nothing else. Images
     # may be data: URLs: the page shows files of an evaluator so, without an origin of their own.
@@ -262,7 +266,12 @@ class StaticResource:
 
     @entity_tag.default
     def _make_entity_tag(self) -> str:
-        return f'"{sha256(self.content).hexdigest()[:32]}"'
+        return f'"{find_version(self.content)}"'
+
+    @property
+    def version(self) -> str:
+        """The version that URLs may name."""
+        return self.entity_tag.strip('"')
 
     def compress(self) -> StaticResource:
         """Return the same, compressed by gzip."""
@@ -270,15 +279,16 @@ class StaticResource:
         headers = {**self.headers, b"Content-Encoding": b"gzip"}
         return StaticResource(content, self.media_type, headers)
 
-    def send_response(self, request: ApiRequest) -> bytes:
+    def send_response(self, request: ApiRequest, *, is_versioned: bool = False) -> bytes:
         """Answer with the content, or with 304 if the client has it (RFC 9110, section 13.1.2).
 
+        `is_versioned` tells that the URL names this content, which never changes then.
         Raises: HeaderTooLarge.
         """
         body = prepare_response(request, self.content, self.media_type)
         tag = self.entity_tag.encode()
-        # It may be cached, and must be revalidated.
-        set_headers(request, {b"Cache-Control": b"no-cache", b"ETag": tag})
+        caching = b"public, max-age=31536000, immutable" if is_versioned else b"no-cache"
+        set_headers(request, {b"Cache-Control": caching, b"ETag": tag})
         request.responseHeaders.addRawHeader(b"Vary", b"Accept-Encoding")
         tags = get_header_elements(request.requestHeaders, "If-None-Match")
         # A weak comparison: proxies that compress make the tags weak.
@@ -297,13 +307,19 @@ def _load_resources() -> dict[str, StaticResource]:
     # Indented, for people read it, too.
     description = orjson.dumps(document, option=orjson.OPT_INDENT_2)
     resources = {OPENAPI_PATH: StaticResource(description)}
-    for file in (package / "static").iterdir():
-        media_type = _MEDIA_TYPES.get(file.name.rpartition(".")[2])
-        if media_type is None:  # an editor's backup or swap file
-            continue
-        path = _PAGE_PATHS.get(file.name, f"/static/{file.name}")
-        resources[path] = StaticResource(file.read_bytes(), media_type, _PAGE_HEADERS)
+    contents = {
+        file.name: file.read_text("utf-8")
+        for file in (package / "static").iterdir()
+        if _get_media_type(file.name)  # no editor's backup or swap file
+    }
+    for name, text in {**contents, **bundle_page(contents, _STYLES)}.items():
+        path = _PAGE_PATHS.get(name, f"/static/{name}")
+        resources[path] = StaticResource(text.encode(), _get_media_type(name), _PAGE_HEADERS)
     return resources
+
+
+def _get_media_type(name: str) -> bytes:
+    return _MEDIA_TYPES.get(name.rpartition(".")[2], b"")
 
 
 STATIC_RESOURCES: Mapping[str, StaticResource] = _load_resources()
@@ -326,7 +342,10 @@ def add_static_routes(app: Klein, turns: StreamTurns) -> None:
         resource = resources.get(f"/static/{name}" if name else decode_path(request.path))
         if resource is None:
             raise NotFound
-        return await send_body(request, resource.send_response(request), turns)
+        version = get_query_argument(request.query, "v")
+        is_versioned = name != "" and version == STATIC_RESOURCES[f"/static/{name}"].version
+        body = resource.send_response(request, is_versioned=is_versioned)
+        return await send_body(request, body, turns)
 
 
 EVALUATE_ROUTE = "/evaluate"

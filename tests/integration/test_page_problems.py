@@ -140,7 +140,30 @@ class ProblemPageTestCase(PageTestCase):
         return identifier
 
 
+LOADED = """
+return [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
+  .filter(({ name }) => !name.includes("/evaluations")) // a list is asked for as long as it takes
+  .map(({ name, transferSize }) => [new URL(name).pathname, transferSize]);
+"""
+"""What the page has loaded, and the bytes that came over the network."""
+
+
 class ProblemPageTests(ProblemPageTestCase):
+    async def test_page_loads_little_and_asks_for_nothing_again(self) -> None:
+        await self.reload(self.problem("sums", "true", "fields = ['source']"))
+        await self.browser.do(
+            lambda driver: driver.execute_cdp_cmd("Network.clearBrowserCache", {})
+        )
+        await self.browser.open(self.page_url)
+        await self.browser.shows("#problem-list", "sums")
+        loaded = await self.browser.script(LOADED)
+        self.assertLessEqual(len(loaded), 12, loaded)
+        self.assertLess(sum(size for _, size in loaded), 250_000, loaded)
+        await self.browser.do(lambda driver: driver.refresh())
+        await self.browser.shows("#problem-list", "sums")
+        again = {path for path, size in await self.browser.script(LOADED) if size > 0}
+        self.assertEqual(again, {"/", "/problems", "/environments"})
+
     async def test_problem_asks_for_its_files_alone(self) -> None:
         await self.reload(
             self.problem("notes", JUDGE, "fields = ['source', 'note']", "title = 'Notes & <b>'")

@@ -21,7 +21,6 @@ MAX_COMPRESSED_PAGE = 150 * 1024
 """Bytes of all files that the page loads without its editor."""
 PAGES = {"index.html": "/", "docs.html": "/docs"}
 MAX_PARTS = max(len(found.content) for found in ASSETS.values()) // MAX_STREAM_WRITE_BYTES + 2
-IMPORT = re.compile(r'from "\./([^"]*)"')
 
 
 def policy(answer: Answer) -> dict[str, str]:
@@ -47,11 +46,12 @@ class AssetTests(WebTestCase):
             ".svg": "image/svg+xml",
             ".txt": "text/plain; charset=utf-8",
         }
-        served = 0
+        served = 2  # with the bundles
         for file in FILES.iterdir():
             path = PAGES.get(file.name, f"/static/{file.name}")
             answer = self.get(path)
-            self.assertEqual(answer.body, file.read_bytes())
+            if file.name not in PAGES:
+                self.assertEqual(answer.body, file.read_bytes())
             self.assertEqual(answer.headers["content-type"], types[file.suffix])
             head = self.get(path, method="HEAD")
             self.assertEqual(head.body, b"")
@@ -77,22 +77,32 @@ class AssetTests(WebTestCase):
 
     def test_reference_loads_existing_relative_urls_only(self) -> None:
         links = LINK.findall(self.get("/docs").body.decode())
-        self.assertIn("static/docs.js", links)
+        self.assertTrue(any(link.startswith("static/docs.js?v=") for link in links))
         for link in links:
             self.assertRegex(link, r"\A(static/|openapi\.json\Z)")
             self.get(f"/{link}")
 
-    def test_page_and_modules_link_to_existing_relative_urls_only(self) -> None:
+    def test_page_loads_versions_that_a_browser_keeps_for_ever(self) -> None:
         page = self.get("/").body.decode()
         links = [link for link in LINK.findall(page) if not link.startswith("#")]
-        self.assertIn("static/page.js", links)
+        self.assertLessEqual(len(set(links)), 3)  # script, style sheet and icon
+        bundle = self.get("/static/bundle.js").body.decode()
+        links += [f"static/{name}" for name in re.findall(r'import\("\./([^"]*)"\)', bundle)]
+        self.assertGreater(len(set(links)), 6)
         for link in links:
-            self.assertRegex(link, r"\Astatic/")
-            self.get(f"/{link}")
-        for module in FILES.glob("*.js"):
-            for name in IMPORT.findall(module.read_text()):
-                self.get(f"/static/{name}")
-                self.assertIn(f"static/{name}", links, "not loaded early")
+            self.assertRegex(link, r"\Astatic/[\w.-]+\?v=[0-9a-f]{32}\Z")
+            answer = self.get(f"/{link}")
+            self.assertEqual(answer.headers["cache-control"], "public, max-age=31536000, immutable")
+            for other in (link[:-1], f"{link}0", link.partition("?")[0]):
+                answer = self.get(f"/{other}")
+                self.assertEqual(answer.headers["cache-control"], "no-cache")
+
+    def test_bundle_has_every_module_once(self) -> None:
+        bundle = self.get("/static/bundle.js").body.decode()
+        self.assertNotRegex(bundle, r"(?m)^(import|export) ")
+        modules = {file.stem for file in FILES.glob("*.js") if "-" not in file.stem}
+        found = re.findall(r"(?m)^const (\w+)_module = ", bundle)
+        self.assertEqual(sorted(found), sorted(modules - {"docs"}))
 
     def test_page_is_small_and_loads_the_editor_lazily(self) -> None:
         files = {file.name: file.read_bytes() for file in FILES.iterdir()}
