@@ -576,6 +576,10 @@ class ProblemSettings(Section, frozen=True):
             raise ValueError(".late: needs closes")
         if self.opens and self.closes and self.closes < self.opens:
             raise ValueError(".closes: is before opens")
+        for name, moment in (("opens", self.opens), ("closes", self.closes)):
+            # Clients are told it in UTC, where the year may be 0 or 10000.
+            if moment and not 1970 <= moment.year < 9999:
+                raise ValueError(f".{name}: the year is not 1970 to 9998")
         if bool(self.commit) == bool(self.branch):
             raise ValueError("set either commit or branch")
         for name, value in self.limits.items():
@@ -589,11 +593,15 @@ class ProblemSettings(Section, frozen=True):
 
         `timestamp` is in seconds since the epoch.
         """
+        self.check_begun(name, timestamp)
         now = datetime.fromtimestamp(timestamp, UTC)
-        if self.opens and now < self.opens:
-            raise ProblemClosed(f"the problem {name!r} opens at {self.opens.isoformat()}")
         if self.closes and now >= self.closes and not self.late:
             raise ProblemClosed(f"the problem {name!r} closed at {self.closes.isoformat()}")
+
+    def check_begun(self, name: str, timestamp: float) -> None:
+        """Raise ProblemClosed before the problem `name` opens; as `check_open`."""
+        if self.opens and datetime.fromtimestamp(timestamp, UTC) < self.opens:
+            raise ProblemClosed(f"the problem {name!r} opens at {self.opens.isoformat()}")
 
     @property
     def form_fields(self) -> dict[str, str]:

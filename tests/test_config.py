@@ -300,6 +300,8 @@ class ProblemTests(RefusalTestCase):
             self.check(f"{text}{key} = 'x'", f"problems.a.{key}: 'x' ", words)
         self.check(f"{text}opens = {late}\ncloses = {early}", "problems.a.closes: is before opens")
         self.check(f"{text}late = true", "problems.a.late: needs closes")
+        for time in ("9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00"):
+            self.check(f"{text}closes = {time}", "problems.a.closes: the year is not 1970 to 9998")
 
     def test_problem_is_open_from_its_first_time_on_and_before_the_second(self) -> None:
         opens, closes = "opens = 2026-11-01T08:00:00+01:00\n", "closes = 2026-12-01T12:00:00Z\n"

@@ -428,6 +428,9 @@ def make_app(context: WebContext) -> Klein:
     @app.route(PROBLEM_ROUTE, methods=["GET"])
     async def read_problem(request: ApiRequest, name: str) -> bytes:
         """Return the document of a problem, with the statement in the reader's language."""
+        problem = context.configuration.problems.get(name)
+        if problem is not None and not request.token.supervised_groups:
+            problem.check_begun(name, registry.context.read_wall_clock())
         accepted = parse_weights(get_header_elements(request.requestHeaders, "Accept-Language"))
         first = max(accepted, key=accepted.__getitem__, default="")
         language = _LANGUAGE.match(first)

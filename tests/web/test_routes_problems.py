@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
+
 from tawebeval.config import Configuration, LimitSettings, MaximumLimitSettings, ProblemSettings
-from tawebeval.web.statements import MAX_AGE, MAX_PICTURE_BYTES, MAX_STATEMENT_BYTES
+from tawebeval.web.statements import (
+    MAX_AGE,
+    MAX_DOCUMENTS,
+    MAX_PICTURE_BYTES,
+    MAX_STATEMENT_BYTES,
+)
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
 from tests.fakes.world import OID
@@ -175,6 +182,51 @@ class ProblemTests(WebTestCase):
         ):
             self.assertEqual(self.read(language=accepted)["statement"], text, accepted)
         self.assertEqual(self.service.world.repositories.users, 0)
+
+    def test_language_that_the_statement_does_not_have_asks_no_repository(self) -> None:
+        self.write("statement.md", b"English")
+        self.write("statement.it.md", b"Italiano")
+        asked = self.service.world.repositories.asked
+        for number in range(MAX_DOCUMENTS + 1):
+            language = f"a{chr(ord('a') + number % 26)}{chr(ord('a') + number // 26)}"
+            self.assertEqual(self.read(language=language)["statement"], "English")
+        self.assertEqual(len(asked), 1)
+        for _ in range(2):
+            self.assertEqual(self.read(language="it")["statement"], "Italiano")
+        self.assertEqual(len(asked), 2)
+
+    def test_link_of_a_language_does_not_tell_whether_a_file_of_the_machine_is_there(self) -> None:
+        file = self.write("statement.md", b"English")
+        for target in ("/etc/passwd", "/nowhere"):
+            own = file.with_name("statement.it.md")
+            own.symlink_to(target)
+            detail = self.read(503, language="it")["detail"]
+            self.assertIn("leads out of the repository", detail)
+            own.unlink()
+            self.service.reactor.advance(MAX_AGE)
+
+    def test_statement_does_not_wait_for_evaluations_that_wait_for_a_run_slot(self) -> None:
+        self.write("statement.md", b"English")
+        fetches = self.service.world.fetches
+        for holder in map(str, range(fetches.slot_count)):
+            fetches.take_slot_unconditionally(holder)
+            fetches.release_slot_keep_quota(holder)
+        self.assertEqual(self.read()["statement"], "English")
+
+    def test_reload_leaves_nothing_of_a_statement_that_is_being_read(self) -> None:
+        self.write("statement.md", b"old")
+        self.write("other.md", b"new")
+        gate = self.service.world.repositories.gate
+        gate.shut = True
+        before = self.ask("GET", "/problems/one")
+        changed = msgspec.structs.replace(PROBLEMS["one"], statement="other.md")
+        context = self.service.registry.context
+        context.configuration = msgspec.structs.replace(CONFIGURATION, problems={"one": changed})
+        after = self.ask("GET", "/problems/one")
+        gate.open()
+        self.assertEqual(self.answer(before).json()["statement"], "old")
+        self.assertEqual(self.answer(after).json()["statement"], "new")
+        self.assertEqual(self.read()["statement"], "new")
 
     def test_statement_brings_its_pictures_and_no_other_file(self) -> None:
         names = ("a.png", "b.SVG", "../c.jpg", "none.png", "secret.txt", "/etc/a.png", "link.png")

@@ -170,6 +170,14 @@ class DeadlineTests(SupervisorTestCase):
         self.assertEqual(self.service.leftovers(), [])
         self.begin("teacher")
 
+    def test_statement_is_hidden_before_the_problem_opens(self) -> None:
+        self.configure(opens=self.opens)
+        refused = self.call("GET", "/problems/one", 403, "ann").json()["detail"]
+        self.assertIn(f"opens at {self.opens.isoformat()}", refused)
+        self.call("GET", "/problems/one", 200, "teacher")
+        self.service.reactor.advance(60)
+        self.call("GET", "/problems/one", 200, "ann")
+
     def test_form_that_is_complete_after_the_end_is_403(self) -> None:
         self.configure(closes=self.closes)
         self.service.reactor.advance(119)
