@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +196,11 @@ def _edit_token_file(path: Path, edit: Callable[[str], str]) -> None:
     real = Path(os.path.realpath(path))
     new = real.with_name(f".{real.name}.new")
     folder = os.open(real.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with ExitStack() as last:
+        last.callback(os.close, folder)
         fcntl.flock(folder, fcntl.LOCK_EX)
+        # Not before: until then the file is that of another command.
+        last.callback(new.unlink, missing_ok=True)
         text = _read_token_file(real) if real.exists() else ""
         edited = edit(text)
         new.unlink(missing_ok=True)  # of a command that was killed
@@ -215,9 +218,6 @@ def _edit_token_file(path: Path, edit: Callable[[str], str]) -> None:
             raise ConfigurationError("another program has changed the file", "try again")
         new.replace(real)
         os.fsync(folder)
-    finally:
-        new.unlink(missing_ok=True)
-        os.close(folder)
 
 
 def _read_token_file(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -46,6 +47,17 @@ class TokenTests(SynchronousTestCase):
         self.assertEqual(result.exit_code, status, result.output)
         self.assertEqual([path.name for path in self.folder.glob(".*")], [])
         return result
+
+    def test_command_that_is_interrupted_before_its_turn_leaves_the_file_of_another(self) -> None:
+        other = self.folder / ".tokens.new"
+        other.write_text("line")
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        self.patch(fcntl, "flock", interrupt)
+        CliRunner().invoke(main, ("token", "add", "--file", str(self.file), "alice"))
+        self.assertEqual(other.read_text(), "line")
 
     def test_token_is_printed_once_and_the_new_file_is_for_its_owner_alone(self) -> None:
         result = self.run_token("add", "alice")

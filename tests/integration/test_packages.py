@@ -554,6 +554,10 @@ class PackageTests(TestCase):
         few = CONTROLLED["task.yaml.orig"] + "controller_process_limit: 1\n"
         rows = await self.check({**CONTROLLED, "task.yaml.orig": few}, status=1)
         self.assertIn("unexpected 'START_SOLUTION'", rows["sol/solution.py"]["message"])
+        shutil.rmtree(self.folder / "package")
+        ended = 'print("START_SOLUTION\\n" * 3, flush=True)\nraise SystemExit(3)\n'
+        rows = await self.check({**CONTROLLED, "check/controller.py": ended}, status=1)
+        self.assertIn("controller: ", rows["sol/solution.py"]["message"])
 
     async def test_submission_that_is_not_built_comes_to_all_cases_and_no_more(self) -> None:
         for files in (PASSES, POLYGON, CMS):

@@ -9,6 +9,7 @@ Sum, GroupMin and GroupMul.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -557,9 +558,15 @@ class Judge:
         faults: list[segi.Judgement] = []
         failures: list[segi.RunError] = []
 
-        def begin(pair: Path) -> None:
+        def begin(pair: Path) -> bool:
+            """Start a process; return False if the controller does not read from it any more."""
+            try:  # without waiting for a controller that has ended
+                outputs = os.open(pair / "out", os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                return False
             inputs = os.open(pair / "in", os.O_RDONLY | os.O_NONBLOCK)
-            outputs = os.open(pair / "out", os.O_WRONLY)
             poll = select.poll()
             poll.register(outputs, select.POLLERR)  # the controller has ended, or reads no more
             command = ["sh", "-c", _ON_FIFOS, "sh", f"{pair}/in", f"{pair}/out", *solution.command]
@@ -580,6 +587,7 @@ class Judge:
             programs.append(own.start(**{**self.limits, "wall": wall, "read": [pair]}))
             threads.append(threading.Thread(target=finish, args=programs[-1:]))
             threads[-1].start()
+            return True
 
         words = [sys.executable, "-IS", "-c", _OPEN_FIFOS, str(len(pairs)), *map(str, pairs)]
         with segi.start(
@@ -594,7 +602,9 @@ class Judge:
             try:
                 while (line := running.read_line()) == "START_SOLUTION" and pairs[len(programs) :]:
                     number = len(programs)
-                    begin(pairs[number])
+                    if not begin(pairs[number]):
+                        line = None  # its own result says why
+                        break
                     running.write(f"{2 * number + 3} {2 * number + 4}\n")
                 if line is not None:
                     running.kill()
