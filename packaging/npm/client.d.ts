@@ -75,6 +75,7 @@ export interface ListOptions extends RequestOptions {
 
 export interface EvaluationsOptions extends ListOptions {
   state?: string;
+  caller?: string;
   problem?: string;
   since?: Date;
   until?: Date;
@@ -109,7 +110,11 @@ export class Client {
   constructor(options?: ClientOptions);
   evaluate(form: FormData, options?: SubmitOptions): Promise<string>;
   evaluateProblem(name: string, form: FormData, options?: SubmitOptions): Promise<string>;
-  rerun(id: string, form?: FormData, options?: SubmitOptions): Promise<string>;
+  rerun(
+    id: string,
+    form?: FormData,
+    options?: SubmitOptions & { evaluator?: "current" },
+  ): Promise<string>;
   status(id: string, options?: RequestOptions): Promise<Document>;
   submission(id: string, options?: RequestOptions): Promise<SubmittedFile[]>;
   makeLink(
@@ -119,6 +124,8 @@ export class Client {
   revokeLinks(id: string, options?: RequestOptions): Promise<void>;
   cancel(id: string, options?: RequestOptions): Promise<void>;
   evaluations(options?: EvaluationsOptions): AsyncGenerator<Document, void, void>;
+  standings(options?: RequestOptions): AsyncGenerator<Document, void, void>;
+  whoami(options?: RequestOptions): Promise<Document>;
   problem(name: string, options?: RequestOptions): Promise<Document>;
   problems(options?: ListOptions): AsyncGenerator<Document, void, void>;
   environments(options?: RequestOptions): Promise<Document[]>;

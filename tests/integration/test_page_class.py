@@ -26,6 +26,15 @@ return [...document.querySelectorAll("#class-rows tr")].map((row) =>
   [...row.cells].slice(0, 4).map((cell) => cell.innerText.trim()))
 """
 
+STANDINGS = """
+return [...document.querySelectorAll("#standings-rows tr")].map((row) =>
+  [...row.cells].map((cell) => cell.innerText.trim()))
+"""
+CHOOSE_PROBLEM = """
+const choice = document.getElementById("standings-problem");
+choice.value = "sums";
+choice.dispatchEvent(new Event("change"));
+"""
 GIVE_TWICE = """
 const input = document.getElementById("class-zip");
 const content = Uint8Array.from(atob(arguments[0]), (byte) => byte.charCodeAt(0));
@@ -44,20 +53,28 @@ class ClassTests(BrowserTestCase):
     async def setUp(self) -> None:
         self.teacher, line = new_token("teacher")
         self.student, student_line = new_token("ann")
-        self.configure_tokens(line, f"{student_line} problems=sums", settings="link_days = 3")
-        await super().setUp()
-        self.repository.write("judge.sh", JUDGE)
-        self.commit = self.repository.commit()
-        await self.daemon.reload(
-            f"\n[problems.sums]\nrepository = '{self.repository.url}'\n"
-            f"commit = '{self.commit}'\ncommand = 'sh judge.sh'\nfields = ['source']\n"
-            "extensions = ['py', 'txt']\n"
-            "title = 'Sums'\n"
+        _, other_line = new_token("bob")
+        self.configure_tokens(
+            f"{line} supervises=algo1",
+            f"{student_line} group=algo1 problems=sums",
+            f"{other_line} group=algo1 problems=sums",
+            settings="link_days = 3",
         )
+        await super().setUp()
+        await self.configure_problem(JUDGE)
         self.client = Client(self.daemon.url, self.teacher)
         self.expected = ("400 (Bad Request)", "401 (Unauthorized)", "403 (Forbidden)")
         await self.browser.look(DESKTOP, "light")
         await self.browser.forget(self.daemon.url)
+
+    async def configure_problem(self, judge: str, settings: str = "") -> None:
+        self.repository.write("judge.sh", judge)
+        self.commit = self.repository.commit()
+        await self.daemon.reload(
+            f"\n[problems.sums]\nrepository = '{self.repository.url}'\n"
+            f"commit = '{self.commit}'\ncommand = 'sh judge.sh'\nfields = ['source']\n"
+            f"extensions = ['py', 'txt']\ntitle = 'Sums'\n{settings}\n"
+        )
 
     async def enter(self, token: str, fragment: str) -> None:
         await self.browser.open(f"{self.daemon.url}/{fragment}")
@@ -119,6 +136,51 @@ class ClassTests(BrowserTestCase):
         await browser.click("#class-rows tr:nth-child(2) a")
         await self.check_share()
         await self.check_history()
+
+    async def test_group_is_a_table_of_results_that_is_live_saved_and_run_again(self) -> None:
+        browser = self.browser
+        await self.configure_problem(JUDGE, "closes = 2030-01-01T00:00:00Z")
+        student = Client(self.daemon.url, self.student)
+        self.addCleanup(student.close)
+        for points in (4, 7, 3):
+            file = BytesIO(f"{points}\n".encode())
+            files = [("submission[source]", ("a.txt", "text/plain", file))]
+            answer = await student.request("POST", "/problems/sums/evaluate", files=files)
+            await student.ended(answer.json["evaluation_id"])
+            if points == 4:
+                await self.enter(self.teacher, "#class")
+                await browser.shows("#whoami", "teacher")
+        await browser.shows("#standings-rows", "3 tries")
+        cells = await self.browser.script(STANDINGS)
+        self.assertEqual([[row[0], *row[1].split("\n")[:1]] for row in cells], [
+            ["ann", "Partly correct 7 of 10"], ["bob", ""],
+        ])  # fmt: skip
+        for size, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
+            await browser.look(size, scheme)
+            self.assertEqual(await browser.violations(), [])
+        await browser.look(DESKTOP, "light")
+        await browser.save_to(self.folder)
+        await browser.click("#standings-csv")
+        saved = self.folder / "standings.csv"
+        await until(saved.exists, "the CSV is saved")
+        with open(saved, encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual([row["student"] for row in rows], ["ann", "bob"])
+        self.assertEqual((rows[0]["score"], rows[0]["submissions"]), ("7", "3"))
+        # All were late by the new deadline, and a mended evaluator gives other points.
+        late = "closes = 2020-01-01T00:00:00Z\nlate = true"
+        await self.configure_problem(JUDGE.replace('"maximum":10', '"maximum":8'), late)
+        await self.enter(self.teacher, "#class")
+        await browser.shows("#standings-rows", "late")
+        await browser.script(CHOOSE_PROBLEM)
+        await browser.click("#standings-rerun")
+        await browser.shows("#standings-hint", "3 submissions run again.")
+        await browser.shows("#standings-rows", "7 of 8")
+        await browser.shows("#standings-rows", "3 tries")
+        await browser.click("#standings-rows a")
+        await browser.shows("#output", "judged 7 points")
+        await browser.click("#to-listing")
+        await browser.shows("#listing-hint", "No evaluations.")  # of the teacher's own
 
     async def check_reload(self) -> None:
         """Load the page anew: it has the evaluated students, sorts them and runs them again."""

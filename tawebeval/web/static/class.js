@@ -1,7 +1,7 @@
 /** The view of a class: submissions of many students for a problem, their verdicts, and CSV. */
 
 import { Client, randomKey } from "./client.js";
-import { makeCsv } from "./csv.js";
+import { saveCsv } from "./csv.js";
 import { announce, byId, counted, duration, element, said, setOptions } from "./dom.js";
 import { assignFiles, findStudents } from "./students.js";
 import { parse } from "./values.js";
@@ -231,11 +231,8 @@ export class ClassView {
     const head = ["student", "problem", "verdict", "score", "maximum", "state", "message"];
     const goals = [...new Set(this.rows.flatMap((row) => Object.keys(row.results?.goals ?? {})))];
     const rows = this.rows.map((row) => row.cells(this.arranged, goals));
-    const text = `\ufeff${makeCsv([[...head, "evaluation", ...goals], ...rows])}`;
-    const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-    const link = element("a", { href: url, download: `${this.arranged || "class"}.csv` });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+    const name = `${this.arranged || "class"}.csv`;
+    saveCsv(name, [[...head, "evaluation", ...goals], ...rows]);
   }
 }
 

@@ -65,10 +65,12 @@ export class Client {
 
   /**
    * Run an evaluation again that has ended, as `evaluate` does. The FormData may have other
-   * labels and, unless the evaluation was for a problem, another seed, commit and limits.
+   * labels and, unless the evaluation was for a problem, another seed, commit and limits. With the
+   * `evaluator` "current" it is judged with what its problem is now, such as the newest commit.
    */
-  rerun(id, form = new FormData(), options = {}) {
-    return this.#begin(`${place(id)}/rerun`, form, options);
+  rerun(id, form = new FormData(), { evaluator, ...options } = {}) {
+    const query = evaluator === undefined ? "" : `?evaluator=${evaluator}`;
+    return this.#begin(`${place(id)}/rerun${query}`, form, options);
   }
 
   async #begin(path, form, { signal, tries = 8, key = randomKey() } = {}) {
@@ -111,20 +113,33 @@ export class Client {
   }
 
   /**
-   * Yield the caller's evaluations, each once, in order of acceptance: only those in this `state`,
+   * Yield the evaluations of the caller, and of the members of groups that its token supervises,
+   * each once, in order of acceptance: only those of this `caller`, in this `state`,
    * accepted from `since` on and before `until` (each a Date), with the labels of the object
    * `metadata`, for the `problem` of this name. Where several daemons share the address, those of
    * each daemon are in this order; at the end `away` is called with the names of daemons that have
    * not answered, if there are any.
    */
-  async *evaluations({ state, problem, since, until, metadata = {}, ...options } = {}) {
+  async *evaluations({ state, caller, problem, since, until, metadata = {}, ...options } = {}) {
     const query = new URLSearchParams();
     if (state !== undefined) query.set("state", state);
+    if (caller !== undefined) query.set("caller", caller);
     if (problem !== undefined) query.set("problem", problem);
     if (since !== undefined) query.set("since", since.toISOString());
     if (until !== undefined) query.set("until", until.toISOString());
     for (const [name, value] of Object.entries(metadata)) query.set(`metadata[${name}]`, value);
     yield* this.#list("evaluations", query, "evaluation_id", options);
+  }
+
+  /** Yield what callers have reached in problems: `{ caller, problem, submissions, best, ... }`. */
+  async *standings(options = {}) {
+    const key = ({ caller, problem }) => `${caller} ${problem}`;
+    yield* this.#list("standings", new URLSearchParams(), key, options);
+  }
+
+  /** Return the caller, and what its token permits. */
+  async whoami({ signal, tries = 8 } = {}) {
+    return (await this.#ask("whoami", {}, { signal, tries })).body;
   }
 
   /** Yield the problems that the caller may submit for. */
@@ -148,8 +163,9 @@ export class Client {
       query.set("after", after);
       const { body } = await this.#ask(`${path}?${query}`, {}, { signal, tries });
       for (const entry of body.data) {
-        if (yielded.has(entry[key])) continue;
-        yielded.add(entry[key]);
+        const name = typeof key === "string" ? entry[key] : key(entry);
+        if (yielded.has(name)) continue;
+        yielded.add(name);
         yield entry;
       }
       after = body.end;

@@ -12,6 +12,16 @@ export function makeCsv(rows) {
   return rows.map((row) => `${row.map(makeCell).join(",")}\r\n`).join("");
 }
 
+/** Let the browser save rows as the file `name`. */
+export function saveCsv(name, rows) {
+  const blob = new Blob(["\ufeff", makeCsv(rows)], { type: "text/csv" });
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
 /** Return a cell. A number stays one; a text with what could be a formula gets apostrophes. */
 function makeCell(value) {
   if (value === null || value === undefined) return "";

@@ -47,8 +47,14 @@ export class Listing {
   }
 
   /** Offer these problems to filter by. */
-  offer({ problems }) {
-    const { problem } = this.filters.elements;
+  offer({ problems, me }) {
+    const { problem, caller } = this.filters.elements;
+    const members = Object.values(me.supervises).flat();
+    this.own = members.length > 0 ? me.caller : undefined;
+    const names = [...new Set(members)].sort().map((name) => [name, name]);
+    setOptions(caller, members.length > 0 ? [[me.caller, "only yours"], ["", "all"], ...names] : []);
+    if (members.length > 0) caller.value = me.caller; // and not those of a thousand students
+    caller.closest(".field").hidden = members.length === 0;
     this.titles = new Map(problems.map(({ name, title }) => [name, title || name]));
     setOptions(problem, [["", "all"], ...this.titles]);
     problem.closest(".field").hidden = problems.length === 0;
@@ -115,7 +121,7 @@ export class Listing {
   /** Yield evaluations as `open` would show them, all for once, for as long as it is not opened. */
   async *find(token, { history, isLocal }) {
     this.#take(token, { history, isLocal });
-    yield* this.#find({ signal: this.stopping.signal, tries: 1 });
+    yield* this.#find({ signal: this.stopping.signal, tries: 1, caller: this.own });
   }
 
   #find(wanted) {
@@ -146,9 +152,10 @@ export class Listing {
   }
 
   #filter() {
-    const { state, problem, since, label } = Object.fromEntries(new FormData(this.filters));
+    const { state, caller, problem, since, label } = Object.fromEntries(new FormData(this.filters));
     const filter = {};
     if (state) filter.state = state;
+    if (caller) filter.caller = caller;
     if (problem) filter.problem = problem;
     if (since) filter.since = new Date(Date.now() - 1000 * since);
     const [, name, value] = /^([^=]+)=(.+)$/.exec(label.trim()) ?? [];

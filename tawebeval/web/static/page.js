@@ -11,6 +11,7 @@ import { addEntry, nameFiles, readEntries } from "./history.js";
 import { Listing } from "./listing.js";
 import { ProblemList, StatementView } from "./problems.js";
 import { readSharedFragment } from "./share.js";
+import { Standings } from "./standings.js";
 
 const SERVER = new URL("..", import.meta.url); // also below a path of a proxy's
 const NOT_TAKEN = "The server does not accept this token.";
@@ -67,6 +68,7 @@ const evaluation = new EvaluationView({
 });
 const listing = new Listing(askForToken, rememberRerun);
 const classView = new ClassView(() => token);
+const standings = new Standings();
 const problems = new ProblemList();
 const statement = new StatementView();
 
@@ -106,11 +108,17 @@ function readFragment() {
   if (view === "evaluation" && IDENTIFIER.test(argument)) return { view, argument };
   if (readSharedFragment(location.hash) !== null) return { view: "shared" };
   if (!isKnown) return { view: "" };
-  if (view === "evaluations" || (view === "class" && choices.problems.length > 0)) return { view };
+  if (view === "evaluations" || (view === "class" && hasClass())) return { view };
   if (view === "problem" && findProblem(argument) !== undefined) return { view, argument };
   if (choices.environments === null) return { view: "problems" };
   if (view === "evaluate") return { view, query };
   return { view: choices.problems.length > 0 ? "problems" : "evaluate" };
+}
+
+/** Whether the token is that of a teacher: not of a student, who submits for problems alone. */
+function hasClass() {
+  if (choices === null || choices.problems.length === 0) return false;
+  return choices.environments !== null || Object.keys(choices.me.supervises).length > 0;
 }
 
 function findProblem(name) {
@@ -135,7 +143,7 @@ function route() {
   document.body.classList.toggle("of-link", view === "shared");
   byId("to-problems").hidden = !(choices?.problems.length > 0);
   byId("to-evaluate").hidden = choices === null || choices.environments === null;
-  byId("to-class").hidden = byId("to-problems").hidden || choices.environments === null;
+  byId("to-class").hidden = !hasClass();
   byId("to-listing").hidden = choices === null;
   const isProblem = view === "problems" || (isForm && form.problem !== null);
   byId("to-problems").ariaCurrent = isProblem ? "page" : "false";
@@ -143,14 +151,20 @@ function route() {
   byId("to-class").ariaCurrent = view === "class" ? "page" : "false";
   byId("to-listing").ariaCurrent = view === "evaluations" ? "page" : "false";
   byId("forget").hidden = token === "";
+  byId("whoami").hidden = !choices?.me.caller;
+  byId("whoami").textContent = choices?.me.caller ?? "";
   const missing = /^#problem\/(.*)$/.exec(location.hash)?.[1];
   if (view === "problems" && missing) problems.complain(missing);
   if (view !== shownView && !document.activeElement.checkVisibility()) byId("main").focus();
   shownView = view;
-  const kept = { history: readEntries(memory.get("history")), isLocal: choices?.environments === null };
+  const kept = { history: readEntries(memory.get("history")), isLocal: choices?.me.shared ?? false };
+  standings.close();
   if (view === "evaluations") return listing.open(token, kept);
   listing.close();
-  if (view === "class") classView.open();
+  if (view === "class") {
+    classView.open();
+    standings.open(token);
+  }
   // Without the marks the list is as good.
   if (view === "problems") problems.mark(listing.find(token, kept)).catch(() => {});
   // From another view back to it.
@@ -265,7 +279,8 @@ function rememberRerun(id, former) {
 
 /** Return what a client may choose from; `environments` is null for problems alone. */
 async function findChoices(client, tries) {
-  const [problems, environments] = await Promise.all([
+  const [me, problems, environments] = await Promise.all([
+    client.whoami({ tries }),
     collect(client.problems({ tries })),
     client.environments({ tries }).catch((error) => {
       if (error.status === 403) return null;
@@ -275,7 +290,7 @@ async function findChoices(client, tries) {
   if (environments === null && problems.length === 0) {
     throw Object.assign(new Error("The token permits no problem of this server."), { status: 403 });
   }
-  return { problems, environments };
+  return { me, problems, environments };
 }
 
 async function collect(things) {
@@ -290,6 +305,7 @@ function offer(permitted) {
   form.offer(choices.environments);
   listing.offer(choices);
   classView.offer(choices.problems);
+  standings.offer(choices);
   problems.offer(choices.problems);
   statement.close(); // another token may not permit it
   route();
@@ -310,7 +326,7 @@ async function begin() {
     if (error.status === 401) askForToken();
     else if (error.status === 403) askForToken(said(error));
     else {
-      offer({ problems: [], environments: [] });
+      offer({ me: { supervises: {} }, problems: [], environments: [] });
       form.showError(said(error));
     }
   }

@@ -58,9 +58,20 @@ export class ProblemList {
   }
 }
 
-function makeEntry({ name, title, description }, isSolved) {
+/** Return when a problem opens, if it is to, or else when it closes; empty for always. */
+export function timeWords({ opens, closes, late }, now = Date.now()) {
+  const say = (time) => new Date(time).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+  if (opens && Date.parse(opens) > now) return `opens ${say(opens)}`;
+  if (!closes) return "";
+  if (Date.parse(closes) > now) return `closes ${say(closes)}`;
+  return `${late ? "late since" : "closed"} ${say(closes)}`;
+}
+
+function makeEntry({ name, title, description, ...times }, isSolved) {
   const link = element("a", { href: `#problem/${name}` }, title || name);
   const words = description ? [element("p", { className: "hint" }, description)] : [];
+  const time = timeWords(times);
+  if (time) words.push(element("p", { className: "hint" }, time));
   if (isSolved !== undefined) {
     const className = isSolved ? "good" : "partly";
     words.push(element("p", { className: `mark ${className}` }, isSolved ? "solved" : "tried"));
@@ -76,7 +87,7 @@ export class StatementView {
   }
 
   /** Show the problem of this list entry; ask for its statement with `token`. */
-  async open({ name, title, limits }, token) {
+  async open({ name, title, limits, ...times }, token) {
     if (this.shown === name) return;
     this.close();
     this.shown = name;
@@ -85,8 +96,10 @@ export class StatementView {
     const held = Object.entries(LIMITS).filter(([limit]) => limits[limit] > 0);
     const words = held.map(([limit, [what, format]]) => `${what} ${format(limits[limit])}`);
     const all = `Limits of one evaluation, all cases together: ${words.join(", ")}.`;
-    byId("statement-limits").textContent = all;
-    byId("statement-limits").hidden = words.length === 0;
+    const time = timeWords(times);
+    const facts = [words.length > 0 ? all : "", time ? `The problem ${time}.` : ""].join(" ").trim();
+    byId("statement-limits").textContent = facts;
+    byId("statement-limits").hidden = facts === "";
     const { signal } = (this.stopping = new AbortController());
     byId("statement-hint").textContent = "Loading the statement …";
     try {
