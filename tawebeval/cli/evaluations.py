@@ -186,6 +186,8 @@ def problems(name: str | None, as_json: bool, server: ServerAccess) -> None:
             print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
             return
         document = context.client.problem(name)
+        if not as_json:
+            document.pop("pictures", None)  # up to 700 KB of base64
         _print_document(context, document, as_json)
 
 
@@ -260,7 +262,7 @@ def format_status(document: dict[str, Any]) -> str:
         if value in (None, "", []):
             continue
         if isinstance(value, list):
-            value = ", ".join(value)
+            value = ", ".join(map(str, value))
         elif name == "results":
             value = ", ".join(summarize_results(value))
         elif isinstance(value, dict):
@@ -273,5 +275,7 @@ def format_status(document: dict[str, Any]) -> str:
 
 
 def _format_member(name: str, value: Any) -> Any:
-    """Return a size in bytes in words, and any other value as it is."""
+    """Return a size in bytes in words, a list as its items, and any other value as it is."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
     return format_size(value) if name in _SIZES and isinstance(value, int) else value

@@ -372,9 +372,10 @@ def download(identifier: str, folder: Path, server: ServerAccess) -> None:
         screen, directory = context.screen, DownloadDirectory(folder)
         for file in context.client.submission(identifier):
             screen.show_message(f"{file['field']}: {file['filename']}", "cyan")
-            content = file["text"].encode() if "text" in file else None
-            if "base64" in file:
-                content = b64decode(file["base64"])
+            text, encoded = file.get("text"), file.get("base64")
+            content = None if encoded is None else b64decode(encoded)
+            if text is not None:
+                content = text.encode()
             if content is None:
                 screen.show_message("  not saved: the files are too large together", "red")
             if content is None or not _save(file["filename"], content, directory, screen):

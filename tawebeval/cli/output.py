@@ -157,8 +157,8 @@ class Screen:
 
     def show_event(self, event: Event) -> None:
         """Show an event: of a file only name and size, and a final error when nothing follows."""
-        if isinstance(event, Data) and len(event.raw_json) <= MAX_RESULT_BYTES:
-            self._results.add_if_result(event.raw_json.encode())
+        if isinstance(event, Data) and len(value := event.raw_json.encode()) <= MAX_RESULT_BYTES:
+            self._results.add_if_result(value)
         if self._lines:
             self._print(_line(event) + "\n")
             return

@@ -72,7 +72,7 @@ from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
 from tawebeval.sandbox.base import LimitMonitor
-from tawebeval.sandbox.bubblewrap import write_sandbox_files
+from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 
@@ -213,6 +213,9 @@ def _run_services(context: EvaluationContext, run_directory: Path, reactor: Any)
     finally:
         threads.stop()
         trees.close()
+        if isinstance(context.sandbox, BubblewrapSandbox):  # `--watch` makes one for each run
+            for descriptor in context.sandbox.filter_descriptors:
+                os.close(descriptor)
 
 
 def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
@@ -477,6 +480,7 @@ async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], obj
                 await evaluation.cleanup_event.wait()
             except CancelledError:
                 on_cancel()
+        await evaluation.events.discard()  # closes its files
     return cancelled
 
 

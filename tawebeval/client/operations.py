@@ -409,8 +409,8 @@ async def wait(client: ClientSettings, identifier: str) -> Outcome:
     """
     summary, last = ResultSummary(), None
     async for last in events(client, identifier):
-        if isinstance(last, Data) and len(last.raw_json) <= MAX_RESULT_BYTES:
-            summary.add_if_result(last.raw_json.encode())
+        if isinstance(last, Data) and len(value := last.raw_json.encode()) <= MAX_RESULT_BYTES:
+            summary.add_if_result(value)
     error = last if isinstance(last, EvaluationError) and last.is_failure else None
     return Outcome(identifier, summary.build_json_object(), error)
 

@@ -13,7 +13,7 @@ from tawebeval.cli.evaluations import format_age, format_row, format_status, for
 from tawebeval.cli.output import format_json, summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings
 from tests.cases.agents import Fate
-from tests.cases.command import REPOSITORY, CommandTestCase
+from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
 from tests.cases.screen import Shown
 
 
@@ -93,6 +93,14 @@ class EvaluationsTests(CommandTestCase):
         shown = json.loads(self.run_command("whoami", "--json").stdout)
         self.assertEqual((shown["caller"], shown["problems"]), (None, None))
         self.assertIn("read_only       False", self.run_command("whoami").stdout)
+        members = {"supervises": {"b": ["ann", "bob"]}}
+        self.assertEqual(format_status(members), "supervises      b: ann bob")
+
+    def test_problem_is_shown_without_the_bytes_of_its_pictures(self) -> None:
+        document = {"name": "a", "statement": "![p](p.png)", "pictures": {"p.png": "data:,x"}}
+        self.patch(LineClient, "problem", lambda *_: dict(document))
+        self.assertNotIn("data:", self.run_command("problems", "a").stdout)
+        self.assertEqual(json.loads(self.run_command("problems", "--json", "a").stdout), document)
 
     def test_environments_are_listed_as_table_or_json(self) -> None:
         java = EnvironmentSettings("/srv/java", description="JDK 21\x9b\nx")

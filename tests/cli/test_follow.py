@@ -168,6 +168,20 @@ class DownloadTests(CommandTestCase):
         self.assertEqual((result.exit_code, result.stdout), (0, ""))
         self.assertEqual((folder / "source.txt").read_bytes(), b"print()\n")
 
+    def test_null_is_no_content_and_the_empty_text_is_one(self) -> None:
+        folder = Path(self.mktemp())
+        files = [
+            {"field": "a", "filename": "a", "text": None, "base64": None},
+            {"field": "b", "filename": "b", "text": None, "base64": ""},
+            {"field": "c", "filename": "c", "text": ""},
+        ]
+        self.patch(LineClient, "submission", lambda *_: files)
+        result = self.run_command("download", "x", str(folder))
+        self.assertEqual(result.exit_code, 2, result.output)
+        self.assertEqual(
+            {each.name: each.read_bytes() for each in folder.iterdir()}, {"b": b"", "c": b""}
+        )
+
 
 class FolderTests(SynchronousTestCase):
     def setUp(self) -> None:

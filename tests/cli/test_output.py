@@ -206,6 +206,7 @@ class OtherTests(SynchronousTestCase):
             Data('{"type":"progress","done":2,"total":2}'),
             Data('{"type":"score","score":30,"maximum":100}'),
             Data(f'{{"type":"case","case":"{"x" * 16384}","verdict":"accepted"}}'),
+            Data(f'{{"type":"case","case":"{"ü" * 8192}","verdict":"accepted"}}'),
             EvaluationError("exit", "exit status 1"),
         ]
         shown = Shown()

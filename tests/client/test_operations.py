@@ -448,6 +448,7 @@ class StepTests(SynchronousTestCase):
                 ((case % "time_limit", case % "accepted"), "time limit"),
                 (('{"type":"text","payload":"x"}',), "finished"),
                 ((case % "accepted", failure), "evaluation failed"),
+                ((case.replace("%s", f'accepted","x":"{"ü" * 8192}'),), "finished"),
                 ((failure, case % "accepted"), "accepted"),
             ):
                 steps, outcome = play(

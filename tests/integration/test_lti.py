@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -248,6 +250,25 @@ class LtiTests(RepositoryTestCase):
         await self.start_tool()
         self.assertEqual(await self.wait(session, evaluation), ("sent", 0.4))
         self.assertEqual([score["scoreGiven"] for score in self.platform.scores], [40])
+
+    def change_rows(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.folder / "lti.sqlite", timeout=10)) as database, database:
+            database.execute(f"UPDATE submissions SET {statement}")
+
+    async def test_end_of_a_long_evaluation_is_told_at_once(self) -> None:
+        session = self.launch({})["session"]
+        evaluation = self.submit(session, "wait").json()["evaluation"]
+        self.change_rows("created = created - 3600, due = due + 86400")
+        await self.client.cancel(evaluation)
+        self.assertEqual(await self.wait(session, evaluation), ("unscored", None))
+
+    async def test_evaluation_that_the_daemon_does_not_know_locks_nobody_out(self) -> None:
+        session = self.launch({})["session"]
+        first = self.submit(session, "wait").json()["evaluation"]
+        self.change_rows("evaluation = 'x'")
+        self.assertEqual(await self.wait(session, "x"), ("lost", None))
+        self.assertEqual(await self.submit_and_wait(session, "5"), ("sent", 0.5))
+        await self.client.cancel(first)
 
     async def test_teacher_chooses_a_problem_by_deep_linking(self) -> None:
         page = self.launch(self.make_deep_linking(data="x"))

@@ -33,7 +33,15 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
-from tawebeval.client import Client, ClientError, EvaluationGone, NamedFile, Refused
+from tawebeval.client import (
+    Client,
+    ClientError,
+    EvaluationGone,
+    NamedFile,
+    Refused,
+    UnknownEvaluation,
+)
+from tawebeval.core.backoff import Backoff
 
 MOST_BYTES = 1 << 20  # of a request
 LOGIN_SECONDS, SESSION_SECONDS, SCORE_SECONDS = 600, 8 * 3600, 7 * 86400
@@ -48,7 +56,12 @@ SUBMISSIONS = """submissions(evaluation TEXT PRIMARY KEY, student TEXT, lineitem
 log = logging.getLogger("uvicorn.error")
 config = tomllib.loads(Path(os.environ["LTI_CONFIG"]).read_text("utf-8"))
 platform, launch_url = config["platform"], f"{config['url']}/launch"
-daemon = Client(os.environ["TAWEBEVAL_SERVER"], os.environ["TAWEBEVAL_TOKEN"])
+# A request waits in one of 40 threads: a daemon that is full must not stop launches, too.
+daemon = Client(
+    os.environ["TAWEBEVAL_SERVER"],
+    os.environ["TAWEBEVAL_TOKEN"],
+    request_backoff=Backoff(3, 0.5, 1, max_retry_after_seconds=2),
+)
 page = Path(__file__).with_name("page.html").read_text("utf-8")
 pem = Path(config["key"]).read_bytes()
 private_key: Any = load_pem_private_key(pem, None)
@@ -143,7 +156,7 @@ def advance(row: sqlite3.Row) -> tuple[str, float | None]:
     if row["state"] == "running":
         try:
             status = daemon.status(row["evaluation"])
-        except EvaluationGone:
+        except (EvaluationGone, UnknownEvaluation):  # unknown to a token of another caller
             return "lost", None
         if status["state"] in ("queued", "fetching", "running"):
             return "running", None
@@ -170,9 +183,10 @@ def work() -> None:
                     log.exception("evaluation %s", row["evaluation"])
                     state = row["state"] if age < SCORE_SECONDS else "refused"
                     score = row["score"]
+                wait = min(1 + age / 5, 60) if state == row["state"] else 0
                 query(
                     "UPDATE submissions SET state = ?, score = ?, due = ? WHERE evaluation = ?",
-                    *(state, score, time.time() + min(1 + age / 5, 60), row["evaluation"]),
+                    *(state, score, time.time() + wait, row["evaluation"]),
                 )
         except sqlite3.Error:
             log.exception("the database %s", config["database"])
@@ -379,4 +393,7 @@ def show_result(evaluation: str, session: Session) -> dict[str, Any]:
     rows = query(own, evaluation, session["student"])
     if not rows:
         raise HTTPException(404, "no such evaluation of yours")
+    # The page has read its events to the end: ask the daemon now.
+    soon = "state = 'running' AND due > ?1 + 1 AND evaluation = ?2"
+    query(f"UPDATE submissions SET due = ?1 WHERE {soon}", time.time(), evaluation)
     return dict(rows[0])
