@@ -241,7 +241,10 @@ class WorkerThreads:
 
     def _make_calls(self) -> None:
         while (call := self._calls.get()) is not None:
-            call()
+            try:
+                call()
+            except BaseException:  # noqa: BLE001  (without the thread, later calls would wait for ever)
+                log.failure("defect: the result of a call in a thread is lost")
             del call  # an idle thread keeps nothing that it has used
 
     async def run_in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from functools import partial
+from unittest.mock import Mock
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
@@ -181,6 +182,19 @@ class ThreadsTests(TestCase):
         await waiting
         early.stop()
         self.assertEqual(threading.active_count(), before)
+
+    async def test_thread_outlives_a_result_that_cannot_be_told(self) -> None:
+        def fail(*_: object) -> None:
+            raise MemoryError
+
+        threads = WorkerThreads.create(Mock(callFromThread=fail), 1, "one")
+        threads.start()
+        calls: list[int] = []
+        for number in range(2):
+            Deferred.fromCoroutine(threads.run_in_thread(calls.append, number))
+        threads.stop()
+        self.assertEqual(calls, [0, 1])
+        self.assertEqual(len(self.flushLoggedErrors(MemoryError)), 2)
 
     async def test_start_makes_all_threads(self) -> None:
         self.patch(threading.Thread, "start", self.refuse)
