@@ -227,7 +227,7 @@ class EvaluationRequest:
     is the name of the operator's problem that the submission is for, None without one; `build` is
     the command that builds its tree, "" without one. `is_restricted` tells that the caller's token
     is restricted to problems. `submission_time` is when the files of a rerun were submitted first,
-    in seconds since the epoch.
+    in seconds since the epoch. `is_altered` tells that a rerun has not what its problem sets.
     """
 
     repository: Repository
@@ -244,6 +244,7 @@ class EvaluationRequest:
     build: str = ""
     is_restricted: bool = False
     submission_time: float | None = None
+    is_altered: bool = False
 
     @property
     def truncated_command(self) -> str:
@@ -307,7 +308,10 @@ PERMITTED_PROBLEM_FORM_FIELDS = frozenset({"callback_url", "metadata"})
 
 Not the seed: who chooses it may know the test cases."""
 
-PERMITTED_RERUN_FORM_FIELDS = PERMITTED_PROBLEM_FORM_FIELDS | {"seed", "limits", "commit_oid"}
+ALTERING_FORM_FIELDS = frozenset({"seed", "limits", "commit_oid"})
+"""Fields of the form of a rerun with which it tells nothing of what its problem sets."""
+
+PERMITTED_RERUN_FORM_FIELDS = PERMITTED_PROBLEM_FORM_FIELDS | ALTERING_FORM_FIELDS
 """The same for the form of a rerun, unless the token is restricted to problems."""
 
 
@@ -329,6 +333,7 @@ class FormPreset:
     permitted_text_fields: frozenset[str] | None = None
     submission_field_names: Sequence[str] | None = ()
     is_restricted: bool = False
+    is_altered: bool = False
     build: str = ""
     submission_time: float | None = None
     uses_current_evaluator: bool = False

@@ -51,7 +51,6 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex
 from tawebeval.evaluations.store import (
-    MAX_STANDINGS,
     EvaluationDetails,
     EvaluationStore,
     Standing,
@@ -663,7 +662,7 @@ class EvaluationLister:
         ]
         found: dict[int, ListEntry | None] = {}
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.
-        if self._store is not None and self._archived.is_enabled:
+        if self._store is not None and self._archived.is_enabled and callers:
             found = await self._store.list_archived(
                 reader,
                 callers,
@@ -695,17 +694,17 @@ class EvaluationLister:
         caller, _, name = after_cursor.partition("/")
         if self._store is None:
             return DaemonListPage(None, [])
-        found = await self._store.list_standings(
+        found, end = await self._store.list_standings(
             reader, callers, (caller, name), problem, _make_standing_entry
         )
         entries, bytes_left = [], MAX_LISTED_BYTES
-        for number, (place, entry) in enumerate(found, 1):
+        for place, entry in found:
             entries.append(entry)
             bytes_left -= len(entry.encoded_json)
-            is_last = number == len(found)
-            if (bytes_left <= 0 and not is_last) or (is_last and number >= MAX_STANDINGS):
-                return DaemonListPage("/".join(place), entries)
-        return DaemonListPage(None, entries)
+            if bytes_left <= 0 and len(entries) < len(found):
+                end = place
+                break
+        return DaemonListPage(end and "/".join(end), entries)
 
 
 def _make_standing_entry(standing: Standing) -> ListEntry:

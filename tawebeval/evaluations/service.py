@@ -223,7 +223,7 @@ class EvaluationRegistry:
             upload_size=form.upload_bytes,
             should_keep_submission=True,
             callback=callback,
-            problem=form.request.problem,
+            problem=None if form.request.is_altered else form.request.problem,
             first_submission_time=form.request.submission_time,
         )
         evaluation = self._make_evaluation(details)

@@ -12,7 +12,7 @@ The files, all of them closed to other users:
 
 PATH                            the database of SQLite, which adds PATH-wal and PATH-shm
 PATH.lock                       locked by the daemon that uses the database
-PATH.damaged-TIME               a damaged database that was set aside
+PATH.damaged-TIME               a database that was set aside: damaged, or of an old format
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import math
 import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import attrs
@@ -43,7 +44,13 @@ from tawebeval.core.results import ResultSummary
 from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
-from tawebeval.errors import ConfigurationError, EvaluationFailure, SetupProblem, StoreError
+from tawebeval.errors import (
+    ConfigurationError,
+    EvaluationFailure,
+    FailureReason,
+    SetupProblem,
+    StoreError,
+)
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error
 from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
@@ -133,8 +140,8 @@ class EvaluationDetails:
     - `runner_status`: where the evaluator runs, None on this machine.
     - `failure`: the failure; in a row before the end, the reason of a stop. `failure_event`: its
       event, b"" without one.
-    - `problem`: as in the request; `first_submission_time`: of a rerun, when its files were
-      submitted first.
+    - `problem`: as in the request, but None for a rerun that is altered. `first_submission_time`:
+      of a rerun, when its files were submitted first.
     - `archived`: what the archive has of it, None without an archive or before.
     - `is_removed`: whether nothing of it is left but its copy in the archive, and the callback.
 
@@ -244,11 +251,16 @@ class EvaluationDetails:
         return self.state_times.get("created", 0.0) if first is None else first
 
     def compute_points(self) -> float | None:
-        """Return the part of the points that was reached, -1 for a bad end, None before the end."""
+        """Return the part of the points that was reached, less than any for a bad end.
+
+        None before the end.
+        """
         if not self.state.has_ended:
             return None
+        if self.failure is not None and self.failure.reason in _REASONS_NOT_JUDGED:
+            return _NOT_JUDGED
         if self.last_visible_state is not EvaluationState.FINISHED or self.result_summary is None:
-            return -1.0
+            return _FAILED
         return self.result_summary.compute_share()
 
 
@@ -300,6 +312,12 @@ unpack_evaluation = _make_decoder(EvaluationDetails)
 unpack_link = _make_decoder(LinkRow)
 
 
+_FAILED = -1e17  # points of a bad end: less than any score
+_NOT_JUDGED = -1e18  # of an end that tells nothing of the submission
+_REASONS_NOT_JUDGED: frozenset[FailureReason] = frozenset(
+    {"repository", "node", "preempted", "revoked", "cancelled", "shutdown", "lost"}
+)
+
 STORE_FORMAT = 2
 """The number of the format of tables and rows."""
 
@@ -336,24 +354,26 @@ CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER N
 PRAGMA user_version = 2;
 COMMIT;
 """
-# Of the evaluations of a submission the newest counts, or a mended evaluator would change nothing.
-# SQLite takes `name` from the row of the maximum (its manual: bare columns in an aggregate query).
-_STANDINGS = """
-WITH newest AS (
-    SELECT problem, submitted, points, name, max(sequence_number) FROM evaluations
-    WHERE caller = ?1 AND problem > ?2 AND problem = coalesce(?3, problem)
-    GROUP BY problem, submitted
-), cells AS (
-    SELECT problem, count(*) AS tries, count(points) AS evaluated, name, max(coalesce(points, -2))
-    FROM newest GROUP BY problem ORDER BY problem LIMIT ?4
+_NEXT_PROBLEM = "SELECT min(problem) FROM evaluations WHERE caller = ? AND problem > ?"
+# Of the evaluations of a submission the newest counts that was judged, or a mended evaluator would
+# change nothing; without such a one the newest. SQLite takes `name` from the row of the maximum
+# (its manual: bare columns in an aggregate query). In the order of the index it sorts nothing.
+_STANDING = f"""
+WITH submissions AS (
+    SELECT points, name,
+        max(sequence_number - (coalesce(points, {_NOT_JUDGED}) <= {_NOT_JUDGED}) * (1 << 62))
+    FROM evaluations WHERE caller = ?1 AND problem = ?2 GROUP BY submitted
+), cell AS (
+    SELECT count(*) AS tries, count(points) AS ended, name, max(coalesce(points, -9e999))
+    FROM submissions
 )
-SELECT cells.problem, tries, evaluated, (
-    SELECT max(submitted) FROM evaluations AS each
-    WHERE each.caller = ?1 AND each.problem = cells.problem
-), row, checksum FROM cells JOIN evaluations USING (name) ORDER BY cells.problem
-"""
+SELECT tries, cell.ended, (
+    SELECT max(submitted) FROM evaluations WHERE caller = ?1 AND problem = ?2
+), row, checksum FROM cell JOIN evaluations USING (name)
+"""  # noqa: S608
 MAX_STANDINGS = 50
-"""Standings in one answer, at most: each takes a thread 0.1 ms."""
+"""Standings in one answer, at most: each takes a thread 0.1 ms, and 1 ms for 1,000 evaluations."""
+_MAX_STANDINGS_SECONDS = 0.02  # after which no other one follows: commits wait for an answer
 _WAIT = 2.0  # seconds for which a transaction waits for that of another program
 _MAX_LOG = 16 * 2**20  # bytes of the write-ahead log that stay after a checkpoint
 # Remedies of the errors for which the machine, or another program, is at fault and not the file.
@@ -370,6 +390,10 @@ _DAMAGES = (sqlite3.Error, UnicodeDecodeError)
 
 class DamagedRow(sqlite3.DatabaseError):
     """A row whose checksum is wrong, or which cannot be decoded."""
+
+
+class OldFormat(sqlite3.DatabaseError):
+    """A database of an earlier version, which this one cannot read."""
 
 
 def describe_database_error(error: sqlite3.Error | UnicodeDecodeError | OSError) -> SetupProblem:
@@ -478,8 +502,10 @@ class EvaluationStore:
                 )
             if version == 0:
                 connection.executescript(_SCHEMA)
-            elif version != STORE_FORMAT:
+            elif version < 0:
                 raise sqlite3.DatabaseError(f"its format is {version}")
+            elif version != STORE_FORMAT:
+                raise OldFormat(f"has the format {version} of an earlier version")
             else:  # takes 0.1 s for 64 MiB
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
                 if found != "ok":
@@ -498,12 +524,15 @@ class EvaluationStore:
         for suffix in ("-wal", "-shm", ""):
             if os.path.exists(f"{self._path}{suffix}"):
                 os.rename(f"{self._path}{suffix}", f"{name}{suffix}")
+        is_old = isinstance(error, OldFormat)
+        why = what if is_old else f"is damaged ({what})"
         log.error(
-            "{path} is damaged, and the daemon begins without its evaluations: {error}; the file is"
-            " set aside as {name}; what is left in it can be read by `sqlite3 {name} .recover`",
+            "{path} {why}, and the daemon begins without its evaluations and links; the file is set"
+            " aside as {name}; what is left in it can be read by `sqlite3 {name} {command}`",
             path=self._path,
-            error=what,
+            why=why,
             name=name,
+            command=".dump" if is_old else ".recover",
         )
         set_aside = sorted(self._path.parent.glob(f"{self._path.name}.damaged-*[0-9]"))
         for old in set_aside[:-MAX_DAMAGED_DATABASES]:
@@ -754,8 +783,9 @@ class EvaluationStore:
                     unpacked = _unpack(unpack_evaluation, row, checksum)
                 except DamagedRow as error:
                     log.error("{path}: {error}", path=self._path, error=error)  # noqa: TRY400
+                    found[number] = None  # or the list would end here
                 else:
-                    found[unpacked.sequence_number] = make_entry(unpacked)
+                    found[number] = make_entry(unpacked)
             return found
 
         return await self._lists.run_in_turn(reader, partial(self._read, list_rows))
@@ -767,33 +797,46 @@ class EvaluationStore:
         after: tuple[str, str],
         problem: str | None,
         make_entry: Callable[[Standing], ListEntry],
-    ) -> list[tuple[tuple[str, str], ListEntry]]:
+    ) -> tuple[list[tuple[tuple[str, str], ListEntry]], tuple[str, str] | None]:
         """Return entries of standings by caller and problem, in this order, from `after` on.
 
-        There are up to `MAX_STANDINGS`, of the callers and, unless it is None, of `problem`.
-        `make_entry` is called in a thread. Readers take turns, as at lists.
+        They are those of the callers and, unless it is None, of `problem`. There are up to
+        `MAX_STANDINGS`, and fewer if they take long. The second value is where the next part
+        begins, None at the end. `make_entry` is called in a thread. Readers take turns, as at
+        lists.
         """
 
-        def list_rows() -> list[tuple[tuple[str, str], ListEntry]]:
+        def list_rows() -> tuple[list[tuple[tuple[str, str], ListEntry]], tuple[str, str] | None]:
             found: list[tuple[tuple[str, str], ListEntry]] = []
-            for caller in sorted(caller for caller in callers if caller >= after[0]):
-                first = after[1] if caller == after[0] else ""
-                left = MAX_STANDINGS - len(found)
-                for name, count, ended, last, row, checksum in self._select(
-                    _STANDINGS, caller, first, problem, left
-                ):
+            count, deadline = 0, monotonic() + _MAX_STANDINGS_SECONDS
+            for caller, name in self._list_places(callers, after, problem):
+                for tries, ended, last, row, checksum in self._select(_STANDING, caller, name):
+                    count += 1
                     try:
                         best = _unpack(unpack_evaluation, row, checksum)
                     except DamagedRow as error:
                         log.error("{path}: {error}", path=self._path, error=error)  # noqa: TRY400
                     else:
-                        standing = Standing(caller, name, count, ended, last, best)
+                        standing = Standing(caller, name, tries, ended, last, best)
                         found.append(((caller, name), make_entry(standing)))
-                if len(found) >= MAX_STANDINGS:
-                    break
-            return found
+                if count >= MAX_STANDINGS or monotonic() >= deadline:
+                    return found, (caller, name)
+            return found, None
 
         return await self._lists.run_in_turn(reader, partial(self._read, list_rows))
+
+    def _list_places(
+        self, callers: Iterable[str], after: tuple[str, str], problem: str | None
+    ) -> Iterator[tuple[str, str]]:
+        """Yield callers and problems after a place; with `problem` also where there is no row."""
+        for caller in sorted(caller for caller in callers if caller >= after[0]):
+            name = after[1] if caller == after[0] else ""
+            if problem is not None:
+                if problem > name:
+                    yield caller, problem
+                continue
+            while (name := self._select(_NEXT_PROBLEM, caller, name)[0][0]) is not None:
+                yield caller, name
 
     async def find_archived(self, identifier: str) -> EvaluationDetails | None:
         """Return the row of an archived evaluation, None if there is none."""

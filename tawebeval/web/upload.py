@@ -26,6 +26,7 @@ from multipart import (
 from tawebeval.archive.files import KeptSubmission
 from tawebeval.config import Configuration
 from tawebeval.core.form import (
+    ALTERING_FORM_FIELDS,
     FIELD_ALIASES,
     MAX_FIELDS,
     PERMITTED_PROBLEM_FORM_FIELDS,
@@ -278,6 +279,11 @@ class FormReceiver:
                 request,
                 build=preset.build,
                 is_restricted=preset.is_restricted,
+                is_altered=preset.is_altered
+                or (
+                    preset.problem is not None
+                    and any(name.partition("[")[0] in ALTERING_FORM_FIELDS for name in fields)
+                ),
                 submission_time=preset.submission_time,
             ),
             self._files.directory,
@@ -304,7 +310,7 @@ class FormReceiver:
             kept_values = {
                 name: value
                 for name, value in values.items()
-                if name == "seed" or name.startswith("metadata[")
+                if (name == "seed" and not request.is_altered) or name.startswith("metadata[")
             }
             values, build = {**problem.form_fields, **kept_values}, problem.build
         return attrs.evolve(
@@ -314,6 +320,7 @@ class FormReceiver:
             build=build,
             # Also if a supervisor runs it again, for its caller reads it.
             is_restricted=preset.is_restricted or request.is_restricted,
+            is_altered=request.is_altered and not preset.uses_current_evaluator,
             submission_time=request.submission_time,
         )
 

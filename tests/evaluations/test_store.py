@@ -36,7 +36,12 @@ from tawebeval.core.evaluations import Commit, ListEntry, StoredEvaluation, Subm
 from tawebeval.core.results import ResultSummary
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import ConfigurationError, EvaluationFailure, StoreError
+from tawebeval.errors import (
+    ConfigurationError,
+    EvaluationFailure,
+    FailureReason,
+    StoreError,
+)
 from tawebeval.evaluations import store as store_module
 from tawebeval.evaluations.store import (
     RETRY_SECONDS,
@@ -429,7 +434,8 @@ class ArchivedTests(StoreTestCase):
             )
             failed = Deferred.fromCoroutine(self.store.find_archived("e2"))
             self.failureResultOf(failed, StoreError)
-        self.assertEqual(listed, dict.fromkeys((1, 4), ListEntry("", b"form")))
+        entry = ListEntry("", b"form")
+        self.assertEqual(listed, {1: entry, 2: None, 4: entry})  # so the list goes on behind it
         self.assertEqual(len(events), 2)
 
 
@@ -438,18 +444,28 @@ class StandingsTests(StoreTestCase):
         super().setUp()
         self.store = self.open()
         self.number = 0
+        self.end: tuple[str, str] | None = None
 
     def add(
-        self, caller: str, problem: str | None, share: float | None, first: int | None = None
+        self,
+        caller: str,
+        problem: str | None,
+        share: float | None,
+        first: int | None = None,
+        reason: FailureReason = "exit",
     ) -> str:
         """Store an evaluation with that part of the points, -1 for a failed one, None for live."""
         self.number += 1
         row = make_row(self.number, caller, problem=problem, first_submission_time=first)
         if share is not None:
-            is_failed = share < 0
+            is_failed = share == -1
             row.state = EvaluationState.FAILED if is_failed else EvaluationState.FINISHED
             row.result_summary = summary = ResultSummary()
-            if not is_failed:
+            if is_failed:
+                row.failure = EvaluationFailure(reason, "it failed")
+            elif share < 0:
+                summary.add_if_result(b'{"type":"score","score":%f}' % share)
+            else:
                 summary.add_if_result(b'{"type":"score","score":%f,"maximum":1}' % share)
         self.store.save(row)
         self.clock.advance(SAVE_SECONDS)
@@ -463,7 +479,7 @@ class StandingsTests(StoreTestCase):
             return (one.caller, one.problem, *counts, one.best.identifier)
 
         listing = self.store.list_standings("x", callers, after, problem, make_entry)
-        found = self.take(listing)
+        found, self.end = self.take(listing)
         self.assertEqual([place for place, _ in found], [entry[:2] for _, entry in found])
         return [entry for _, entry in found]
 
@@ -495,19 +511,47 @@ class StandingsTests(StoreTestCase):
         better = self.add("ann", "p", 0.6, 2)
         self.assertEqual(self.list_standings("ann"), [("ann", "p", 2, 2, 2.0, better)])
 
+    def test_rerun_that_is_not_judged_leaves_the_place_to_its_submission(self) -> None:
+        best = self.add("ann", "p", 1)
+        for reason in ("cancelled", "lost"):
+            self.add("ann", "p", -1, 1, reason)
+            self.assertEqual(self.list_standings("ann"), [("ann", "p", 1, 1, 1.0, best)])
+        self.add("ann", "p", None, 1)
+        self.assertEqual(self.list_standings("ann"), [("ann", "p", 1, 1, 1.0, best)])
+        failed = self.add("ann", "p", -1, 1)
+        self.assertEqual(self.list_standings("ann"), [("ann", "p", 1, 1, 1.0, failed)])
+
+    def test_score_below_zero_is_better_than_a_failure(self) -> None:
+        self.add("ann", "p", -1)
+        best = self.add("ann", "p", -5)
+        self.add("ann", "p", None)
+        self.assertEqual(self.list_standings("ann"), [("ann", "p", 3, 2, 3.0, best)])
+
     def test_standings_are_read_in_parts_in_the_order_of_callers_and_problems(self) -> None:
         self.patch(store_module, "MAX_STANDINGS", 2)
         names = [(caller, problem) for caller in "abc" for problem in ("p", "q")]
         for caller, problem in reversed(names):
             self.add(caller, problem, 0)
         self.add("a", None, 0)
-        after, read = ("", ""), []
-        while found := [entry[:2] for entry in self.list_standings(*"cab", after=after)]:
-            read.append(found)
-            after = found[-1]
-        self.assertEqual(read, [names[:2], names[2:4], names[4:]])
+        after: tuple[str, str] | None = ("", "")
+        read = []
+        while after is not None:
+            read.append([entry[:2] for entry in self.list_standings(*"cab", after=after)])
+            after = self.end
+        self.assertEqual(read, [names[:2], names[2:4], names[4:], []])
         listed = self.list_standings(*"abc", problem="q", after=("a", ""))
         self.assertEqual([entry[:2] for entry in listed], [("a", "q"), ("b", "q")])
+        self.assertEqual(self.list_standings("c", problem="q", after=("c", "q")), [])
+
+    def test_part_ends_early_if_it_takes_long_and_the_next_goes_on(self) -> None:
+        self.patch(store_module, "_MAX_STANDINGS_SECONDS", 0)
+        damaged = [self.add("ann", problem, 0) for problem in "pqr"][1]
+        damage_row(self.path, damaged)
+        self.assertEqual([entry[1] for entry in self.list_standings("ann")], ["p"])
+        with capturedLogs():
+            self.assertEqual(self.list_standings("ann", after=("ann", "p")), [])
+        self.assertEqual(self.end, ("ann", "q"))
+        self.assertEqual([one[1] for one in self.list_standings("ann", after=self.end)], ["r"])
 
     def test_forgotten_rows_count_as_long_as_the_archive_has_them(self) -> None:
         name = self.add("ann", "p", 1)
@@ -563,6 +607,16 @@ class OpeningTests(StoreTestCase):
         self.assertIn("has the format 3; this tawebeval knows 2; install", str(error))
         self.assertEqual(self.set_aside(), [])
 
+    def test_older_format_is_set_aside_and_not_called_damaged(self) -> None:
+        self.reopen()
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute(f"PRAGMA user_version = {store_module.STORE_FORMAT - 1}")
+        found, (line,) = self.reopen()
+        self.assertEqual(found, [])
+        self.assertIn("has the format 1 of an earlier version, and the daemon begins", line)
+        (aside,) = self.set_aside()
+        self.assertIn(f"set aside as {aside}", line)
+
     def test_file_that_cannot_be_opened_stops_the_start(self) -> None:
         self.path.mkdir()
         error = self.assertRaises(ConfigurationError, self.open)
@@ -593,7 +647,7 @@ class OpeningTests(StoreTestCase):
             self.path.write_bytes(damage(self.path.read_bytes()))
             found, lines = self.reopen()
             self.assertEqual(found, [], name)
-            self.assertIn(f"{self.path} is damaged, and the daemon begins without", lines[0])
+            self.assertIn(f"{self.path} is damaged (", lines[0])
             self.assertEqual(len(self.set_aside()), min(number, store_module.MAX_DAMAGED_DATABASES))
             self.assertEqual(self.set_aside()[-1].stat().st_mode & 0o777, 0o600)
             self.assertEqual(self.reopen(), ([], []), name)

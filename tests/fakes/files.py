@@ -12,7 +12,6 @@ from twisted.internet.defer import Deferred, fail, succeed
 from tawebeval.core.evaluations import ListEntry
 from tawebeval.core.events import BatchMark
 from tawebeval.evaluations.store import (
-    MAX_STANDINGS,
     EvaluationDetails,
     LinkRow,
     Standing,
@@ -143,7 +142,7 @@ class FakeStore:
         after: tuple[str, str],
         problem: str | None,
         make_entry: Callable[[Standing], ListEntry],
-    ) -> list[tuple[tuple[str, str], ListEntry]]:
+    ) -> tuple[list[tuple[tuple[str, str], ListEntry]], tuple[str, str] | None]:
         """Return a standing for each caller and problem, with the newest evaluation."""
         rows: dict[tuple[str, str], list[EvaluationDetails]] = {}
         for row in map(unpack_evaluation, self.rows.values()):
@@ -153,7 +152,7 @@ class FakeStore:
         for place, (*others, last) in sorted(rows.items()):
             standing = Standing(*place, 1 + len(others), 0, last.submission_time, last)
             found.append((place, make_entry(standing)))
-        return [one for one in found if one[0] > after][:MAX_STANDINGS]
+        return [one for one in found if one[0] > after], None
 
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = inf

@@ -389,6 +389,37 @@ class ListTests(SupervisorTestCase):
         self.assertEqual((answer.json()["end"], len(answer.json()["data"])), ("ann/one", 1))
         self.assertIn("/standings?after=ann%2Fone&problem=one>", answer.headers["link"])
 
+    def test_rerun_with_another_commit_or_seed_has_no_standing(self) -> None:
+        self.service.registry.context.configuration = Configuration(
+            problems={"one": ProblemSettings("https://example.org/p.git", "x", commit="a" * 40)}
+        )
+        first = self.begin("bob")  # whose token is not restricted to problems
+        self.finish()
+
+        def find_best(name: str, value: bytes, query: str = "") -> tuple[str, str]:
+            path, body = f"/evaluation/{self.last}/rerun{query}", form([Part(name, value)])
+            headers = {"Authorization": self.headers["bob"]}
+            self.last = self.post(200, body, path, **headers).json()["evaluation_id"]
+            self.finish()
+            (standing,) = self.call("GET", "/standings", 200, "teacher").json()["data"]
+            return standing["best"]["evaluation_id"], self.last
+
+        current = "?evaluator=current"
+        for name, value, query in (
+            ("commit_oid", b"b" * 40, ""),
+            ("seed", b"6", current),
+            ("limits[cpu]", b"1", ""),
+            ("metadata[a]", b"b", ""),  # of what was altered
+        ):
+            if not name.startswith("metadata"):
+                self.last = first
+            self.assertEqual(find_best(name, value, query)[0], first)
+            self.assertNotEqual(self.last, first)
+        best, last = find_best("metadata[a]", b"b", current)  # of what was altered, too
+        self.assertEqual(best, last)
+        status = self.call("GET", f"/evaluation/{last}", 200, "bob").json()
+        self.assertEqual(status["commit_oid"], "a" * 40)
+
     def test_whoami_tells_the_caller_and_what_its_token_permits(self) -> None:
         whole = {
             "read_only": False,

@@ -42,6 +42,7 @@ export class Standings {
   /** Begin to show what there is, with `token`. */
   open(token) {
     this.close();
+    if (this.rerunning === undefined) byId("standings-hint").textContent = "";
     this.token = token;
     this.stopping = new AbortController();
     if (this.members.length > 0) this.#refresh(this.stopping.signal);
@@ -53,13 +54,19 @@ export class Standings {
   }
 
   async #refresh(signal) {
+    const hint = byId("standings-hint");
+    let failure = "";
     while (!signal.aborted) {
       const begun = performance.now();
       try {
         if (!document.hidden) await this.#update(signal);
+        if (failure !== "" && hint.textContent === failure) hint.textContent = "";
+        failure = "";
       } catch (error) {
         if (signal.aborted) return;
-        byId("standings-hint").textContent = said(error);
+        failure = said(error);
+        // What the rerun says stays.
+        if (this.rerunning === undefined) hint.textContent = failure;
       }
       const pause = Math.max(ASK_AGAIN, SHARE * (performance.now() - begun));
       await new Promise((resolve) => setTimeout(resolve, pause));
@@ -69,9 +76,9 @@ export class Standings {
   async #update(signal) {
     const found = new Map();
     const client = new Client({ token: this.token });
-    for await (const one of client.standings({ signal, tries: 1 })) found.set(keyOf(one), one);
+    for await (const one of client.standings({ signal, tries: 3 })) found.set(keyOf(one), one);
+    signal.throwIfAborted(); // or another token's table would be filled
     this.found = found;
-    if (this.rerunning === undefined) byId("standings-hint").textContent = "";
     for (const [key, cell] of this.cells) cell.fill(found.get(key));
   }
 
@@ -113,7 +120,7 @@ export class Standings {
     const hint = byId("standings-hint");
     const { signal } = (this.rerunning = new AbortController());
     const client = new Client({ token: this.token });
-    let [done, failed] = [0, 0];
+    let [done, failed, reason] = [0, 0, ""];
     this.#showButtons();
     byId("standings-stop").focus();
     hint.textContent = "Reading the list …";
@@ -129,21 +136,26 @@ export class Standings {
         while (waiting.length > 0 && !signal.aborted) {
           const { evaluation_id: id } = waiting.shift();
           // Someone has to ask for an evaluation until it ends, or the server gives it up.
-          await runAgain(client, id, signal).catch(() => (failed += signal.aborted ? 0 : 1));
+          await runAgain(client, id, signal).catch((error) => {
+            if (signal.aborted) return;
+            failed += 1;
+            reason = said(error);
+          });
           done += 1;
           hint.textContent = `${done} of ${all} run again; keep this page open.`;
         }
       };
       await Promise.all(Array.from({ length: AT_ONCE }, work));
-      const missing = failed > 0 ? ` ${failed} could not be: their files are gone.` : "";
+      const missing = failed > 0 ? ` ${failed} could not be: ${reason}` : "";
       hint.textContent = signal.aborted ? "Stopped." : `${all} run again.${missing}`;
     } catch (error) {
       hint.textContent = signal.aborted ? "Stopped." : said(error);
     }
     this.rerunning = undefined;
+    const isFocused = document.activeElement === byId("standings-stop");
     this.#showButtons();
     announce(hint.textContent);
-    byId("standings-rerun").focus();
+    if (isFocused) byId("standings-rerun").focus(); // not from where the teacher is meanwhile
   }
 
   #save() {
@@ -164,7 +176,10 @@ export class Standings {
         ...[one.submissions ?? 0, one.last_submitted ?? ""],
         isLate(best, closes) ? "late" : "",
         best?.evaluation_id ?? "",
-        ...[...goals].map((goal) => (goal in reached ? (reached[goal] ? "yes" : "no") : "")),
+        ...[...goals].map((goal) => {
+          if (!Object.hasOwn(reached, goal)) return "";
+          return reached[goal] ? "yes" : "no";
+        }),
       ];
     });
     const name = `${byId("standings-problem").value || "standings"}.csv`;
