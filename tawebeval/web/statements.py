@@ -17,6 +17,7 @@ from collections.abc import Set
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
 import orjson
@@ -165,8 +166,9 @@ def _read_statement(
     pictures: dict[str, str] = {}
     left = MAX_PICTURE_BYTES
     for name, ending in islice(_PICTURE.findall(text), MAX_PICTURES):
+        file = path.parent / unquote(name)
         try:
-            picture = None if name in pictures else _read_file(tree, path.parent / name, left)
+            picture = None if name in pictures else _read_file(tree, file, left)
         except (OSError, ValueError):
             continue  # the page shows its description
         if picture is not None:

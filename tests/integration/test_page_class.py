@@ -35,6 +35,7 @@ const choice = document.getElementById("standings-problem");
 choice.value = "sums";
 choice.dispatchEvent(new Event("change"));
 """
+SUBMISSION = ("submission[source]", ("a.txt", "text/plain", BytesIO(b"1\n")))
 GIVE_TWICE = """
 const input = document.getElementById("class-zip");
 const content = Uint8Array.from(atob(arguments[0]), (byte) => byte.charCodeAt(0));
@@ -189,6 +190,12 @@ class ClassTests(BrowserTestCase):
     async def check_reload(self) -> None:
         """Load the page anew: it has the evaluated students, sorts them and runs them again."""
         browser = self.browser
+        student = Client(self.daemon.url, self.student)
+        self.addCleanup(student.close)
+        # Of the group, and not of the class: it is not the teacher who calls it so.
+        fields = [("metadata[student]", (None, BytesIO(b"ann"))), SUBMISSION]
+        answer = await student.request("POST", "/problems/sums/evaluate", files=fields)
+        await student.ended(answer.json["evaluation_id"])
         await self.enter(self.teacher, "#class")
         rows = [["=1+1", "", "Partly correct", "4 of 10"], ["ann", "", "Accepted", "10 of 10"]]
         await browser.shows("#class-count", "2 of 2 students evaluated")
@@ -196,11 +203,14 @@ class ClassTests(BrowserTestCase):
         await browser.click("#class-table [data-sort=score]")
         self.assertEqual(await browser.script(ROWS), rows[::-1])
         self.assertEqual(await browser.violations(), [])
+        await self.configure_problem(JUDGE.replace('"maximum":10', '"maximum":20'))
         links = "Array.from(document.querySelectorAll('#class-rows a'), (one) => one.hash).join()"
         before = await browser.script(f"return {links}")
         await browser.click("#class-rerun")
         await browser.until("document.activeElement.id === 'class-csv'")
-        self.assertEqual(await browser.script(ROWS), rows[::-1])
+        now = "Partly correct"
+        rows = [["=1+1", "", now, "4 of 20"], ["ann", "", now, "10 of 20"]]
+        self.assertEqual(await browser.script(ROWS), rows[::-1])  # by the problem as it is now
         self.assertNotEqual(await browser.script(f"return {links}"), before)
         await browser.click("#class-table [data-sort=name]")
 
@@ -231,7 +241,7 @@ class ClassTests(BrowserTestCase):
         await browser.forget(self.daemon.url)
         await browser.open(link)
         await browser.shows("#output", "judged 10 points")
-        await browser.shows("#verdict", "Accepted")
+        await browser.shows("#verdict", "Partly correct")
         for selector in ("#token-section", "#share", "#rerun", "#cancel", "#form", "nav"):
             seen = "return document.querySelector(arguments[0]).checkVisibility()"
             self.assertFalse(await browser.script(seen, selector), selector)
@@ -255,7 +265,7 @@ class ClassTests(BrowserTestCase):
         await browser.click("#to-listing")
         await browser.shows("#listing", "Sums")
         await browser.shows("#listing .labels", "sum.txt")
-        await browser.shows("#listing", "7 of 10")
+        await browser.shows("#listing", "7 of 20")
         self.assertEqual(await browser.violations(), [])
         before = await browser.script("return document.querySelector('#listing a').hash")
         await browser.click("#listing .again")
@@ -263,4 +273,4 @@ class ClassTests(BrowserTestCase):
         self.assertNotEqual(await browser.script("return location.hash"), before)
         await browser.shows("#output", "judged 7 points")
         await browser.click("#to-listing")
-        await browser.until("document.querySelectorAll('#listing tr').length === 2")
+        await browser.until("document.querySelectorAll('#listing tr').length === 3")

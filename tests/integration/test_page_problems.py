@@ -103,6 +103,10 @@ class ProblemPageTestCase(PageTestCase):
             value,
         )
 
+    async def visit_problems(self) -> None:
+        await self.browser.open(self.page_url)
+        await self.browser.shows("#problem-list", "sums")
+
     async def open_problem(self, name: str) -> None:
         await self.browser.script("location.hash = `#problem/${arguments[0]}`", name)
         await self.browser.until(
@@ -243,6 +247,20 @@ class ProblemPageTests(ProblemPageTestCase):
         shown = await self.browser.script(SHOWN)
         self.assertEqual(shown["headings"], ["Input"])
         self.assertNotIn("second", shown["text"])
+
+    async def test_statement_is_asked_for_again_once_the_problem_has_opened(self) -> None:
+        self.expected = ("403 (Forbidden)",)
+        self.repository.write("statement.md", "Add.")
+        self.commit = self.repository.commit()
+        problem = self.problem("sums", "true", "statement = 'statement.md'")
+        await self.reload(f"{problem}opens = 2099-01-01T00:00:00Z\n")
+        await self.visit_problems()
+        await self.browser.click("#problem-list a")
+        await self.browser.shows("#statement-hint", "opens at 2099")
+        await self.daemon.reload(problem)
+        await self.browser.click("#to-problems")
+        await self.browser.click("#problem-list a")
+        await self.browser.shows("#statement-text", "Add.")
 
     async def test_program_is_written_in_the_editor_and_judged(self) -> None:
         await self.reload(self.problem("sums", JUDGE_SOURCE, "fields = ['source']"))

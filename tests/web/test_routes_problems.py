@@ -230,9 +230,11 @@ class ProblemTests(WebTestCase):
 
     def test_statement_brings_its_pictures_and_no_other_file(self) -> None:
         names = ("a.png", "b.SVG", "../c.jpg", "none.png", "secret.txt", "/etc/a.png", "link.png")
+        names += ("my%20dot.png", "%2e%2e/%2e%2e/%2e%2e/a.png", "x%00.png")
         text = "".join(f"![x]({name}) " for name in (*names, "http://h/a.png"))
         file = self.write("statement.md", text.encode())
-        for name, content in (("a.png", b"a"), ("b.SVG", b"b"), ("secret.txt", b"s")):
+        files = (("a.png", b"a"), ("b.SVG", b"b"), ("secret.txt", b"s"), ("my dot.png", b"d"))
+        for name, content in files:
             self.write(name, content)
         self.write("../c.jpg", b"c")
         outside = Path(self.mktemp()).resolve()
@@ -244,6 +246,7 @@ class ProblemTests(WebTestCase):
                 "a.png": "data:image/png;base64,YQ==",
                 "b.SVG": "data:image/svg+xml;base64,Yg==",
                 "../c.jpg": "data:image/jpeg;base64,Yw==",
+                "my%20dot.png": "data:image/png;base64,ZA==",
             },
         )
 

@@ -48,13 +48,16 @@ export class ClassView {
     this.#show();
   }
 
-  /** Offer these problems; another token may permit others. */
-  offer(problems) {
+  /** Offer these problems to the caller `me`; another token may permit others. */
+  offer({ problems, me }) {
     this.stopping?.abort();
     this.problems = problems;
+    const isOther = me.caller !== this.caller;
+    if (isOther) [this.former, this.rows, this.restored] = [[], [], undefined];
+    this.caller = me.caller;
     const options = problems.map(({ name, title }) => [name, title || name]);
     setOptions(byId("class-problem"), options);
-    if (byId("class-problem").value !== this.arranged) this.#arrange();
+    if (isOther || byId("class-problem").value !== this.arranged) this.#arrange();
   }
 
   /** Show the view, with what was evaluated before for the problem, also by another browser. */
@@ -67,19 +70,26 @@ export class ClassView {
     this.#restore();
   }
 
-  /** Make rows of the evaluations that have the label of a student; of each student the last. */
+  /**
+   * Make rows of the evaluations that have the label of a student; of each student the last. Only
+   * the caller's own count: the members of a supervised group could name any student.
+   */
   async #restore() {
-    const problem = (this.restored = this.arranged);
+    const [problem, caller] = [this.arranged, this.caller];
+    this.restored = problem;
     const entries = new Map();
     try {
       const client = new Client({ token: this.findToken() });
-      for await (const entry of client.evaluations({ problem, tries: 2 })) {
+      const wanted = { problem, caller: caller ?? undefined, tries: 2 };
+      for await (const entry of client.evaluations(wanted)) {
         if (entry.metadata.student) entries.set(entry.metadata.student, entry);
       }
     } catch {
+      if (this.restored === problem) this.restored = undefined; // to be tried again
       return; // a token that lists nothing, or an answer that is away
     }
-    if (problem !== this.arranged || this.stopping !== undefined) return;
+    if (problem !== this.arranged || caller !== this.caller) return;
+    if (this.stopping !== undefined) return (this.restored = undefined);
     this.former = [...entries].map(([name, entry]) => Row.restore(name, entry));
     this.#arrange();
     const live = this.rows.filter((row) => row.id !== null && isLive(row.state));
@@ -210,21 +220,24 @@ export class ClassView {
     const [problem, token] = [this.arranged, this.findToken()];
     const before = new Map(waiting.map((row) => [row, row.state]));
     for (const row of waiting) row.show("waiting");
+    const pressed = ["class-start", "class-rerun", "class-problem"]; // which go, or are disabled
+    const hasFocus = pressed.includes(document.activeElement.id);
     this.#show();
-    byId("class-stop").focus();
+    if (hasFocus) byId("class-stop").focus();
     const work = async () => {
       while (waiting.length > 0 && !signal.aborted) {
         const row = waiting.shift();
-        await row.evaluate(problem, token, signal, again);
+        await row.evaluate(problem, token, signal, again ? before.get(row) : null);
         this.#show();
       }
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
     for (const row of waiting) row.show(before.get(row));
     this.stopping = undefined;
-    this.#show();
+    const isNext = document.activeElement === byId("class-stop");
+    this.#arrange(); // with what was given, or chosen, meanwhile
     announce(byId("class-count").textContent);
-    byId(signal.aborted ? "class-start" : "class-csv").focus();
+    if (isNext) byId(signal.aborted ? "class-start" : "class-csv").focus();
   }
 
   #save() {
@@ -266,11 +279,11 @@ export class Row {
   }
 
   /** Return the row of an evaluation, an entry of the server's list. */
-  static restore(name, { evaluation_id: id, state, results }) {
+  static restore(name, { evaluation_id: id, state, results, error }) {
     const row = new Row({ name, files: [] }, {});
     row.#begin(id);
     row.results = results;
-    row.show(state);
+    row.show(state, error?.message ?? "");
     return row;
   }
 
@@ -316,16 +329,21 @@ export class Row {
     this.goals.textContent = goalWords(this.results);
   }
 
-  /** Submit it, or run it `again`, and show its verdict as it changes. Throws nothing. */
-  async evaluate(problem, token, signal, again = false) {
+  /**
+   * Submit it, or run it again that has ended in the state `former`, and show its verdict as it
+   * changes. A verdict stays where it is not run again. Throws nothing.
+   */
+  async evaluate(problem, token, signal, former = null) {
     const notice = (pause) =>
       this.show(this.state, pause ? `waits ${duration(pause.seconds)}: ${pause.why}` : "");
     const client = new Client({ token, notice, parse });
+    const { id, results } = this;
     try {
       this.results = null;
-      if (again) {
+      if (former !== null) {
         this.show("sending");
-        this.#begin(await client.rerun(this.id, undefined, { signal, tries: Infinity }));
+        const options = { evaluator: "current", signal, tries: Infinity };
+        this.#begin(await client.rerun(this.id, undefined, options));
       } else if (this.id === null) {
         this.show("sending");
         const form = new FormData();
@@ -338,8 +356,13 @@ export class Row {
       }
       await this.#follow(client, signal);
     } catch (error) {
+      const isGone = [404, 410].includes(error.status);
+      if (former !== null && this.id === id && !(isGone && this.pairs.length > 0)) {
+        this.results = results;
+        return this.show(former, signal.aborted ? "" : `not run again: ${said(error)}`);
+      }
       const isRefused = this.id === null && !signal.aborted;
-      if (isRefused || [404, 410].includes(error.status)) this.#forget();
+      if (isRefused || isGone) this.#forget();
       this.show(signal.aborted ? "stopped" : "unknown", signal.aborted ? "" : said(error));
     }
   }
@@ -383,13 +406,13 @@ export class Row {
     return [
       ...[this.name, problem, verdict, numberOrNull(score), numberOrNull(maximum)],
       ...[this.state, message, this.id],
-      ...goals.map((goal) => toBit(this.results?.goals[goal])),
+      ...goals.map((goal) => toBit(this.results?.goals ?? {}, goal)),
     ];
   }
 }
 
-function toBit(result) {
-  return result === undefined ? null : Number(result);
+function toBit(results, goal) {
+  return Object.hasOwn(results, goal) ? Number(results[goal]) : null;
 }
 
 function numberOrNull(value) {

@@ -149,7 +149,8 @@ export function replaceSource(row, name, text) {
 export function markSource(row, marks) {
   const content = row.querySelector(".content");
   const name = row.querySelector(".file-name").value;
-  const detail = marks.filter((mark) => mark.name === name && mark.text === content.value);
+  const isSame = (text) => text.replace(/\r\n?/g, "\n") === content.value; // as a textarea has it
+  const detail = marks.filter((mark) => mark.name === name && isSame(mark.text));
   content.dispatchEvent(new CustomEvent("mark", { detail }));
 }
 

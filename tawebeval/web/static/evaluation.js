@@ -309,7 +309,7 @@ export class EvaluationView {
   #showSubject(status) {
     const { titles, file } = this.findDetails(this.id);
     byId("evaluation-name").textContent = nameSubject(status, titles);
-    const facts = [file, status.metadata?.student ?? status.caller];
+    const facts = [file, status.metadata?.student, status.caller]; // a label may name anybody
     facts.push(new Date(status.created).toLocaleString());
     byId("about").textContent = facts.filter(Boolean).join(" · ");
   }

@@ -19,6 +19,7 @@ import { isLive, scoreWords, verdictOf } from "./verdict.js";
 
 const ASK_AGAIN = 4000; // ms
 const MOST = 300; // rows
+const ACTIONS = { ".danger": "Cancel", ".again": "Run again", ".copy-link": "Copy link" };
 
 /** Sort entries, which may be of several daemons, by time of acceptance; keep the last ones. */
 function keepNewest(entries) {
@@ -220,13 +221,10 @@ export class Listing {
   #row(id) {
     const link = element("a", { href: `#evaluation/${id}`, title: id });
     const share = element("button", { type: "button", className: "small copy-link" }, "Copy link");
-    share.setAttribute("aria-label", `Copy link ${id.slice(0, 10)}`);
     share.addEventListener("click", () => copy(share, link.href));
     const cancel = element("button", { type: "button", className: "small danger" }, "Cancel");
-    cancel.setAttribute("aria-label", `Cancel ${id.slice(0, 10)}`);
     cancel.addEventListener("click", () => this.#cancel(id, cancel));
     const rerun = element("button", { type: "button", className: "small again" }, "Run again");
-    rerun.setAttribute("aria-label", `Run again ${id.slice(0, 10)}`);
     rerun.addEventListener("click", () => this.#rerun(id, rerun));
     const names = ["", "sum", "begun", "time"];
     const cells = names.map((name) => element("td", { className: name }));
@@ -247,9 +245,11 @@ export class Listing {
     const subject = nameSubject(entry, this.titles);
     if (link.textContent !== subject) link.textContent = subject;
     const labels = Object.entries(metadata).map((pair) => pair.join(" = "));
-    labels.unshift(...[this.files.get(id)].filter(Boolean));
+    const owner = this.own !== undefined && entry.caller !== this.own ? entry.caller : null;
+    labels.unshift(...[owner, this.files.get(id)].filter(Boolean));
     row.querySelector(".labels").textContent = labels.join(", ");
     row.querySelector(".labels").title = labels.join("\n");
+    row.querySelector(".labels").dataset.age = ageWords(created); // where its column has no room
     const { words, tone } = verdictOf({ state, results });
     const verdict = row.querySelector(".verdict");
     const tells = state === "finished" && words !== "Finished"; // more than the state beside it
@@ -263,7 +263,12 @@ export class Listing {
     badge.hidden = tells; // one verdict, not two
     badge.dataset.state = state;
     row.querySelector(".begun").textContent = ageWords(created);
-    row.querySelector(".begun").title = new Date(created).toLocaleString();
+    const time = new Date(created).toLocaleString();
+    row.querySelector(".begun").title = time;
+    for (const [name, what] of Object.entries(ACTIONS)) {
+      const about = [subject, ...labels.slice(0, 1), time].join(", "); // as the row is named
+      row.querySelector(name).ariaLabel = `${what} ${about}`;
+    }
     const until = ended === null ? Date.now() : Date.parse(ended);
     const seconds = Math.max(0, until - Date.parse(created)) / 1000;
     row.querySelector(".time").textContent = duration(seconds);

@@ -68,7 +68,7 @@ const evaluation = new EvaluationView({
 });
 const listing = new Listing(askForToken, rememberRerun);
 const classView = new ClassView(() => token);
-const standings = new Standings();
+const standings = new Standings(askForToken);
 const problems = new ProblemList();
 const statement = new StatementView();
 
@@ -203,6 +203,11 @@ function showFormOf({ problem: name }) {
 /** Put submitted files into the form, and for an own evaluator what else was sent. */
 function editSubmission(status, files) {
   showFormOf(status);
+  if ((form.problem?.name ?? null) !== status.problem) {
+    // Or it would take the place of what is written for another problem.
+    byId("rerun-error").textContent = "The token does not permit this form, or it is gone.";
+    return;
+  }
   if (form.problem === null) form.prefill(new URLSearchParams(describeEvaluator(status)));
   form.edit(files);
   byId("form-section").scrollIntoView();
@@ -304,7 +309,7 @@ function offer(permitted) {
   choices = permitted;
   form.offer(choices.environments);
   listing.offer(choices);
-  classView.offer(choices.problems);
+  classView.offer(choices);
   standings.offer(choices);
   problems.offer(choices.problems);
   statement.close(); // another token may not permit it

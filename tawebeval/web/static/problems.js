@@ -64,7 +64,7 @@ export function timeWords({ opens, closes, late }, now = Date.now()) {
   if (opens && Date.parse(opens) > now) return `opens ${say(opens)}`;
   if (!closes) return "";
   if (Date.parse(closes) > now) return `closes ${say(closes)}`;
-  return `${late ? "late since" : "closed"} ${say(closes)}`;
+  return `closed ${say(closes)}${late ? " and still takes late submissions" : ""}`;
 }
 
 function makeEntry({ name, title, description, ...times }, isSolved) {
@@ -117,7 +117,9 @@ export class StatementView {
       byId("statement-text").replaceChildren(...nodes);
       byId("statement-hint").textContent = statement ? "" : "This problem has no statement here.";
     } catch (error) {
-      if (!signal.aborted) byId("statement-hint").textContent = said(error);
+      if (signal.aborted) return;
+      byId("statement-hint").textContent = said(error);
+      this.shown = null; // to be asked for again, such as when the problem has opened
     }
   }
 

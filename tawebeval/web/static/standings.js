@@ -1,6 +1,6 @@
 /** The table of a group: what each member has reached in each problem, live, and its CSV. */
 
-import { Client } from "./client.js";
+import { Client, isPassing } from "./client.js";
 import { saveCsv } from "./csv.js";
 import { announce, byId, counted, element, said, setOptions } from "./dom.js";
 import { ageWords } from "./history.js";
@@ -13,7 +13,9 @@ const POLL = 2000; // ms
 
 /** A table that keeps itself up to date while it is open. */
 export class Standings {
-  constructor() {
+  /** `unauthorized` is called when the server wants another token. */
+  constructor(unauthorized) {
+    this.unauthorized = unauthorized;
     this.members = [];
     this.problems = [];
     this.found = new Map(); // standings by member and problem
@@ -58,6 +60,7 @@ export class Standings {
     let failure = "";
     while (!signal.aborted) {
       const begun = performance.now();
+      let wanted = 0; // ms of pause, by the server
       try {
         if (!document.hidden) await this.#update(signal);
         if (failure !== "" && hint.textContent === failure) hint.textContent = "";
@@ -67,8 +70,12 @@ export class Standings {
         failure = said(error);
         // What the rerun says stays.
         if (this.rerunning === undefined) hint.textContent = failure;
+        if (error.status === 401) this.unauthorized();
+        // 400: the daemon has lost its store, and the list begins again.
+        if (!isPassing(error) && error.status !== 400) return;
+        wanted = 1000 * (error.retryAfter ?? 0);
       }
-      const pause = Math.max(ASK_AGAIN, SHARE * (performance.now() - begun));
+      const pause = Math.max(ASK_AGAIN, wanted, SHARE * (performance.now() - begun));
       await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }
@@ -128,13 +135,14 @@ export class Standings {
       const newest = new Map();
       for await (const entry of client.evaluations({ problem, signal })) {
         if (!this.members.includes(entry.caller)) continue;
-        newest.set(`${entry.caller} ${entry.submitted}`, entry);
+        const { evaluation_id: id, state } = entry; // not the results of thousands
+        newest.set(`${entry.caller} ${entry.submitted}`, { id, state });
       }
       const waiting = [...newest.values()].filter(({ state }) => !isLive(state));
       const all = counted(waiting.length, "submission");
       const work = async () => {
         while (waiting.length > 0 && !signal.aborted) {
-          const { evaluation_id: id } = waiting.shift();
+          const { id } = waiting.shift();
           // Someone has to ask for an evaluation until it ends, or the server gives it up.
           await runAgain(client, id, signal).catch((error) => {
             if (signal.aborted) return;

@@ -55,9 +55,10 @@ function makeNode(token, { makeFormula, pictures }) {
   if (type === "fence" || type === "code_block") return makeSample(content);
   if (type === "formula") return makeFormulaNode(token, makeFormula);
   if (type === "image") {
-    const src = token.attrGet("src");
-    if (!Object.hasOwn(pictures, src)) return `[image: ${content}]`;
-    return element("img", { src: pictures[src], alt: content });
+    const src = decode(token.attrGet("src")); // the parser encodes what is beyond ASCII
+    const name = Object.keys(pictures).find((each) => decode(each) === src);
+    if (name === undefined) return `[image: ${content}]`;
+    return element("img", { src: pictures[name], alt: content });
   }
   if (type === "link_open") return makeLink(token.attrGet("href"));
   if (!TAGS.has(tag)) return token.nesting === 1 ? element("span") : content;
@@ -65,6 +66,14 @@ function makeNode(token, { makeFormula, pictures }) {
   if (token.attrGet("start") !== null) made.start = Number(token.attrGet("start"));
   if (token.attrGet("style") === "text-align:right") made.className = "right";
   return made;
+}
+
+function decode(path) {
+  try {
+    return decodeURIComponent(path);
+  } catch {
+    return path; // a percent sign of its own
+  }
 }
 
 /** Return a text such as an example of input, with a button that copies it. */

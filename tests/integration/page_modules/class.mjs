@@ -15,13 +15,13 @@ function makeRow() {
 }
 
 /** Evaluate a row, with these answers of the server; return what was requested. */
-async function evaluate(row, answers, signal = new AbortController().signal) {
+async function evaluate(row, answers, signal = new AbortController().signal, former = null) {
   const requests = [];
   mock.method(globalThis, "fetch", async (url, { method = "GET", headers }) => {
-    requests.push({ method, key: headers["Idempotency-Key"] });
+    requests.push({ method, url: `${url}`, key: headers["Idempotency-Key"] });
     return answers.shift()();
   });
-  await row.evaluate("sums", "", signal);
+  await row.evaluate("sums", "", signal, former);
   return requests;
 }
 
@@ -69,4 +69,13 @@ test("a row submits the same files, to the same fields", () => {
   assert.ok(!makeRow().submits(pairs("other", content)));
   assert.ok(!makeRow().submits(pairs("source", new Blob(["1\n"]))));
   assert.ok(!makeRow().submits({ wrong: "2 files" }));
+});
+
+test("a verdict stays where it is not run again, by the evaluator as it is now", async () => {
+  const row = Row.restore("ann", { evaluation_id: ID, state: "finished", results: null });
+  for (const status of [403, 410]) {
+    const [{ url }] = await evaluate(row, [refused(status)], undefined, "finished");
+    assert.ok(url.endsWith(`/evaluation/${ID}/rerun?evaluator=current`));
+    assert.deepEqual([row.id, row.isOver], [ID, true]);
+  }
 });

@@ -97,6 +97,13 @@ test("pictures are those that the server has found", () => {
   assert.equal(show(nodes), shown);
 });
 
+test("pictures may have any name", () => {
+  for (const name of ["sch\u00f6n.png", "my%20dot.png", "100%.png", "\u00f6%20x.png"]) {
+    const nodes = renderStatement(parseMarkdown(`![a](${name})`), "", { pictures: { [name]: "data:,a" } });
+    assert.equal(show(nodes), "<p><img src=data:,a alt=a></img></p>", name);
+  }
+});
+
 test("elements that are not known are text", () => {
   const nodes = renderStatement(parseMarkdown("<script>alert()</script>"), "Sums");
   assert.deepEqual(nodes[0].childNodes, ["<script>alert()</script>"]);
