@@ -303,6 +303,12 @@ def show_submitted_evaluation(
 @click.command()
 @IDENTIFIER_ARGUMENT
 @text_option("--commit", metavar="OID", help="Use this commit instead.")
+@click.option(
+    "--current",
+    "uses_current_evaluator",
+    is_flag=True,
+    help="Use the commit, the command and the limits that the problem has now.",
+)
 @SEED_OPTION
 @LIMIT_OPTION
 @LABEL_OPTION

@@ -298,10 +298,12 @@ async def rerun(
     limits: Mapping[str, str | float] = MappingProxyType({}),
     metadata: Mapping[str, str] = MappingProxyType({}),
     key: str | None = None,
+    uses_current_evaluator: bool = False,
 ) -> str:
     """Begin an evaluation as an ended one, with its files, commit, seed, limits and labels.
 
-    The arguments replace these. Returns the new identifier. Raises UnknownEvaluation,
+    The arguments replace these. With `uses_current_evaluator` commit, command and limits are those
+    that its problem has now. Returns the new identifier. Raises UnknownEvaluation,
     EvaluationGone (also if only the files are discarded), and as `evaluate`.
     """
     fields = {
@@ -311,7 +313,8 @@ async def rerun(
         **_fields_of("limits", limits),
         **_fields_of("metadata", metadata),
     }
-    return await _begin(client, f"{_path_of(identifier)}/rerun", {}, fields, key)
+    query = "?evaluator=current" if uses_current_evaluator else ""
+    return await _begin(client, f"{_path_of(identifier)}/rerun{query}", {}, fields, key)
 
 
 async def _begin(

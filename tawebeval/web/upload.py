@@ -320,7 +320,8 @@ class FormReceiver:
             build=build,
             # Also if a supervisor runs it again, for its caller reads it.
             is_restricted=preset.is_restricted or request.is_restricted,
-            is_altered=request.is_altered and not preset.uses_current_evaluator,
+            # It may repeat an old commit, and must not undo what a mended evaluator has found.
+            is_altered=not preset.uses_current_evaluator,
             submission_time=request.submission_time,
         )
 

@@ -393,6 +393,9 @@ class StepTests(SynchronousTestCase):
         self.assertEqual((sent.method, sent.url), ("POST", "http://a/b/evaluation/x/rerun"))
         self.assertEqual(sent.headers["Idempotency-Key"], "k")
         self.assertEqual(sent.form.fields, {"seed": "3", "limits[cpu]": "2"})
+        operation = operations.rerun(self.client, "x", uses_current_evaluator=True)
+        (sent,), _ = play(operation, json_response('{"evaluation_id":"y"}'))
+        self.assertEqual(sent.url, "http://a/b/evaluation/x/rerun?evaluator=current")
 
     def test_failed_attempt_is_repeated_after_a_pause_and_the_last_one_is_an_error(self) -> None:
         steps, result = play(operations.status(self.client, "x"), BROKEN, RUNNING)

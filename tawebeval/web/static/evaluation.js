@@ -231,7 +231,8 @@ export class EvaluationView {
     try {
       const client = new Client({ token: this.token, notice });
       const former = this.id;
-      const id = await client.rerun(former, undefined, { signal });
+      const evaluator = this.status?.problem ? "current" : undefined;
+      const id = await client.rerun(former, undefined, { evaluator, signal });
       this.rerun(id, former);
       location.hash = `#evaluation/${id}`;
       announce("The evaluation has started.");

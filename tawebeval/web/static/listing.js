@@ -207,7 +207,8 @@ export class Listing {
     if (isBusy(button)) return;
     setBusy(button, true);
     try {
-      const again = await this.client.rerun(id, undefined, { tries: 2 });
+      const evaluator = button.dataset.problem ? "current" : undefined;
+      const again = await this.client.rerun(id, undefined, { evaluator, tries: 2 });
       this.rerun(again, id);
       location.hash = `#evaluation/${again}`;
       announce("The evaluation has started.");
@@ -244,6 +245,7 @@ export class Listing {
     const link = row.querySelector("a");
     const subject = nameSubject(entry, this.titles);
     if (link.textContent !== subject) link.textContent = subject;
+    row.querySelector(".again").dataset.problem = entry.problem ?? "";
     const labels = Object.entries(metadata).map((pair) => pair.join(" = "));
     const owner = this.own !== undefined && entry.caller !== this.own ? entry.caller : null;
     labels.unshift(...[owner, this.files.get(id)].filter(Boolean));
