@@ -17,6 +17,7 @@ that hides both stays; only a process namespace can promise more.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
@@ -304,7 +305,12 @@ def _read_places(tasks: str) -> Sequence[bytes]:
     """Return where the first thread that tells it works; the others may outlive the main thread."""
     for thread in os.listdir(tasks):
         with suppress(FileNotFoundError, ProcessLookupError):
-            found = [os.readlink(os.fsencode(f"{tasks}/{thread}/cwd")) + b"/"]
+            found = []
+            try:
+                found.append(os.readlink(os.fsencode(f"{tasks}/{thread}/cwd")) + b"/")
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:  # anybody can go so deep
+                    raise
             with open(f"{tasks}/{thread}/environ", "rb") as file:
                 given = (entry.partition(b"=") for entry in file.read().split(b"\0"))
                 return [*found, *(value for variable, _, value in given if variable in _VARIABLES)]

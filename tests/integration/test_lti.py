@@ -355,6 +355,7 @@ class LtiTests(RepositoryTestCase):
         await browser.shows("p[role]", "50 of 100 points: the score is in your course")
         self.platform.claims = self.make_deep_linking()
         await browser.open(self.platform.start)
+        await browser.shows("button", "")
         await browser.click("button")
         await browser.shows("body", "returned")
         self.assertEqual(await browser.complaints(), [])

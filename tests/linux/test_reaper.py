@@ -8,6 +8,7 @@ import pty
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import child as module
 from tawebeval.linux.child import kill_adopted_process, kill_processes_below
+from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.kernel_files import read_stat
 from tests.cases.patience import PATIENCE
 from tests.fakes.children import NO_PROCESS
@@ -28,6 +30,15 @@ import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(600,)).start()
 print("there", flush=True)
 ctypes.CDLL(None).pthread_exit(None)
+"""
+DEEP = "d" * 100
+GO_DEEP = f"""
+import os, time
+for _ in range(50):
+    os.mkdir("{DEEP}")
+    os.chdir("{DEEP}")
+print("there", flush=True)
+time.sleep(600)
 """
 
 
@@ -86,6 +97,16 @@ class BelowTests(ProcessCase):
         (self.dead / "e" / "tmp").rmdir()
         (self.dead / "e").rmdir()
         self.check(child, ended=True)
+
+    def test_deep_working_directory_of_any_process_hides_no_other(self) -> None:
+        for directory in (self.living, self.dead):
+            self.addCleanup(remove_tree, directory / DEEP)
+            argv = (sys.executable, "-c", GO_DEEP)
+            deep = self.begin(directory, argv=argv, TEMPORARY_DIRECTORY=f"{directory}/e/tmp")
+            assert deep.stdout is not None
+            self.assertEqual(deep.stdout.readline(), b"there\n")
+        self.check(self.begin(self.dead / "e"), ended=True)
+        self.assertEqual(deep.wait(PATIENCE), -9)
 
     def test_descendants_are_ended_before_it_returns(self) -> None:
         program = "cd /; env -i sleep 600 & echo $!; wait"
