@@ -9,6 +9,7 @@ statement does not have. If the next one cannot be read, that one stays. A docum
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from base64 import b64encode
@@ -193,8 +194,8 @@ def _read_file(tree: Path, path: Path, limit: int) -> bytes | None:
     """
     try:
         real = path.resolve()
-    except RuntimeError:  # links in a circle
-        raise ValueError("the path leads nowhere") from None
+    except RuntimeError:  # what Python before 3.13 raises for links in a circle
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
     if not real.is_relative_to(tree.resolve()):
         raise ValueError("the path leads out of the repository")
     with open_regular_file(real) as file:
