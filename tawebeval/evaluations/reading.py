@@ -14,7 +14,9 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
+from heapq import nsmallest
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -660,6 +662,8 @@ class EvaluationLister:
             for one in self._archived.evaluations_to_archive.values()
             if one.details.caller in callers and one.details.sequence_number > number
         ]
+        # Thousands may wait for the archive; an entry takes 6 µs.
+        present = nsmallest(examined + 1, present, key=attrgetter("sequence_number"))
         found: dict[int, ListEntry | None] = {}
         # What is archived meanwhile is in both, what is accepted meanwhile in neither.
         if self._store is not None and self._archived.is_enabled and callers:

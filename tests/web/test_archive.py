@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
+
+from twisted.internet.defer import Deferred
 
 from tawebeval.archive import files
+from tawebeval.archive.archive import EvaluationArchive
 from tawebeval.config import ArchiveSettings, CallerSettings, Configuration, EventBufferSettings
+from tawebeval.evaluations import reading
+from tawebeval.evaluations.reading import _make_entry as make_entry
 from tests.cases.settings import with_constants
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload
 from tests.fakes.clients import Service, form, parts
@@ -251,6 +257,26 @@ class StatusTests(ArchiveTestCase):
         self.service.registry.records.last_sequence_number = 10**12
         self.assertEqual(self.listed(), identifiers)
         self.assertEqual(self.page(identifiers[1])["data"][0]["payload"], "line 0")
+
+    def test_list_makes_no_more_entries_than_it_shows_of_what_waits_for_the_archive(self) -> None:
+        stuck: list[Deferred[bool]] = [Deferred() for _ in range(4)]
+        self.patch(EvaluationArchive, "store_evaluation", mock.Mock(side_effect=stuck))
+        identifiers = []
+        for _ in range(4):
+            identifiers.append(self.evaluate())
+            self.finish()
+            self.request("GET", f"/evaluation/{identifiers[-1]}/events?after=end")
+        waiting = self.service.registry.archived.evaluations_to_archive
+        self.assertEqual(list(waiting), identifiers)
+        made: list[object] = []
+        with (
+            mock.patch.object(reading, "MAX_LISTED_EVALUATIONS", 1),
+            mock.patch.object(
+                reading, "_make_entry", lambda *given: made.append(given) or make_entry(*given)
+            ),
+        ):
+            self.assertEqual(self.listed(), identifiers)
+        self.assertEqual(len(made), 2 + 2 + 2 + 1)  # that it shows, and one that tells of a rest
 
     def test_list_pages_go_on_through_archive_and_memory(self) -> None:
         identifiers = [self.archive(b"x") for _ in range(110)]
