@@ -72,7 +72,7 @@ from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
 from tawebeval.sandbox.base import LimitMonitor
-from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
+from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
 
@@ -212,10 +212,7 @@ def _run_services(context: EvaluationContext, run_directory: Path, reactor: Any)
         yield
     finally:
         threads.stop()
-        trees.close()
-        if isinstance(context.sandbox, BubblewrapSandbox):  # `--watch` makes one for each run
-            for descriptor in context.sandbox.filter_descriptors:
-                os.close(descriptor)
+        context.sandbox.close()
 
 
 def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:

@@ -273,10 +273,7 @@ def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
         try:
             check_sandbox(sandbox, ProbeDirectories(checkouts, workspaces))
         finally:
-            sandbox.writable_trees.close()
-            if isinstance(sandbox, BubblewrapSandbox):
-                for descriptor in sandbox.filter_descriptors:
-                    os.close(descriptor)
+            sandbox.close()
     finally:
         for place in (checkouts, workspaces):
             remove_tree(place)

@@ -159,8 +159,11 @@ class EvaluationContext:
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )
 
-    async def wait_for_commit(self) -> None:
-        """Return once all rows until now are committed, or cannot be: the disk is full."""
+    async def wait_for_commit(self, *, starts_now: bool = True) -> None:
+        """Return once all rows until now are committed, or cannot be: the disk is full.
+
+        Where no client waits, the transaction need not start now.
+        """
         if self.store is not None:
             with suppress(StoreError):
-                await self.store.flush()
+                await (self.store.flush() if starts_now else self.store.flush_soon())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -478,9 +478,8 @@ class EvaluationRegistry:
         evaluation.enter_state(evaluation.final_state)
         await evaluation.events.discard()
         evaluation.save()
-        if self.context.store is not None:
-            with suppress(StoreError):
-                await self.context.store.flush_soon()  # a row without files would be a loss
+        # A row without files would be a loss; no client waits for it.
+        await self.context.wait_for_commit(starts_now=False)
         evaluation.count_event_bytes(are_gone=True)
         await self.context.cleanup_queue.attempt_call(
             f"{evaluation.details.log_name}: removal of its events",

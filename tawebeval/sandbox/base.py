@@ -556,6 +556,9 @@ class Sandbox(Protocol):
         `environment` None is the machine's system.
         """
 
+    def close(self) -> None:
+        """Close `writable_trees`, and what the sandbox itself has open. Blocks."""
+
 
 class UnsandboxedRun(LocalRun):
     """The run of an evaluator with the rights of the daemon."""
@@ -618,6 +621,10 @@ class NoSandbox:
         """
         assert environment is None, "environments need a sandbox"
         return UnsandboxedRun(workspace, checkout, limits, self)
+
+    def close(self) -> None:
+        """Close `writable_trees`. Blocks."""
+        self.writable_trees.close()
 
 
 StopRun = Callable[[EvaluationFailure], object]

@@ -471,6 +471,12 @@ class BubblewrapSandbox:
         """Return the run of an evaluation with these limits, not started yet."""
         return BubblewrapRun(workspace, checkout, limits, self, environment)
 
+    def close(self) -> None:
+        """Close `writable_trees` and the filters. Blocks."""
+        self.writable_trees.close()
+        for descriptor in self.filter_descriptors:
+            os.close(descriptor)
+
     def make_system_view(self, environment: Environment | None = None) -> SystemView:
         """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
         accounts = self.sandbox_files_directory
