@@ -8,7 +8,7 @@ import shlex
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,6 +27,7 @@ from tawebeval.cli.options import (
     IDENTIFIER_ARGUMENT,
     JSON_OPTION,
     USER_OPTION,
+    combine_options,
     label_option,
     parse_pairs,
     problem_option,
@@ -103,16 +104,8 @@ LIMIT_OPTION = text_option(
     callback=partial(parse_pairs, "|".join(LIMIT_UNITS), ", ".join(LIMIT_UNITS)),
     help="Replace a default limit, as in memory=256M or wall_clock=10.",
 )
-LABEL_OPTION = label_option(help="Mark the evaluation with a label, for lists and programs.")
-CALLBACK_OPTION = text_option(
-    "--callback-url", metavar="URL", help="Send a POST to this URL when the evaluation ends."
-)
 environment_option = partial(text_option, "--environment", metavar="NAME")
-DETACH_OPTION = click.option(
-    "--detach", is_flag=True, help="Print the evaluation's identifier and exit."
-)
-
-_LOCAL_OPTIONS = (
+add_local_options = combine_options(
     SEED_OPTION,
     environment_option(
         help="Run in this environment of --config, instead of the machine's own programs."
@@ -121,13 +114,19 @@ _LOCAL_OPTIONS = (
     CONFIG_OPTION,
     USER_OPTION,
 )
+"""Gives a command that evaluates on this machine its options, besides those of its own."""
 
-
-def add_local_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that evaluates on this machine its options, besides those of its own."""
-    for option in reversed(_LOCAL_OPTIONS):
-        command = option(command)
-    return command
+add_submission_options = combine_options(
+    LIMIT_OPTION,
+    label_option(help="Mark the evaluation with a label, for lists and programs."),
+    text_option(
+        "--callback-url", metavar="URL", help="Send a POST to this URL when the evaluation ends."
+    ),
+    add_output_options,
+    click.option("--detach", is_flag=True, help="Print the evaluation's identifier and exit."),
+    add_server_options,
+)
+"""Gives a command that begins an evaluation on a server its options, besides those of its own."""
 
 
 @click.command()
@@ -150,12 +149,7 @@ def add_local_options(command: Callable[..., None]) -> Callable[..., None]:
 @environment_option(
     help="Run in this environment of the server's, instead of the machine's own programs."
 )
-@LIMIT_OPTION
-@LABEL_OPTION
-@CALLBACK_OPTION
-@add_output_options
-@DETACH_OPTION
-@add_server_options
+@add_submission_options
 def evaluate(
     fields: Submission,
     repository: str | None,
@@ -310,12 +304,7 @@ def show_submitted_evaluation(
     help="Use the commit, the command and the limits that the problem has now.",
 )
 @SEED_OPTION
-@LIMIT_OPTION
-@LABEL_OPTION
-@CALLBACK_OPTION
-@add_output_options
-@DETACH_OPTION
-@add_server_options
+@add_submission_options
 def rerun(
     identifier: str,
     folder: DownloadDirectory | None,

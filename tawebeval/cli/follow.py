@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import click
 
-from tawebeval.cli.options import IDENTIFIER_ARGUMENT, text_option
+from tawebeval.cli.options import IDENTIFIER_ARGUMENT, combine_options, text_option
 from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import (
     FAILED,
@@ -274,7 +274,7 @@ def show_seed(screen: Screen, seed: int | None) -> None:
         screen.show_message(f"repeat this run with --seed {seed}")
 
 
-_OUTPUT_OPTIONS = (
+add_output_options = combine_options(
     click.option(
         "--files",
         "folder",
@@ -293,13 +293,7 @@ _OUTPUT_OPTIONS = (
         help=f'Exit with status {NOT_ACCEPTED} unless the verdict is "accepted".',
     ),
 )
-
-
-def add_output_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `--files`, `--events` and `--exit-status`, as in `_OUTPUT_OPTIONS`."""
-    for option in reversed(_OUTPUT_OPTIONS):
-        command = option(command)
-    return command
+"""Gives a command `--files`, `--events` and `--exit-status`."""
 
 
 def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
 from tawebeval.core.names import LABEL_NAME_PATTERN
 from tawebeval.errors import ConfigurationError
+
+Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 class Utf8Argument(click.ParamType[str]):
@@ -26,6 +28,17 @@ class Utf8Argument(click.ParamType[str]):
         except UnicodeEncodeError:
             self.fail("not UTF-8", param, ctx)
         return str(value)
+
+
+def combine_options(*options: Decorator) -> Decorator:
+    """Return a decorator that gives a command all these options, in this order in its help."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 UTF8_ARGUMENT = Utf8Argument()

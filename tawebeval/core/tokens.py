@@ -123,9 +123,7 @@ class TokenHashes:
 
     def permits(self, token: Token, owner: str) -> bool:
         """Return whether a token is in the file as it was, and permits evaluations of `owner`."""
-        return token in self._known and (
-            owner == token.caller or owner in self.find_permitted_callers(token)
-        )
+        return token in self._known and owner in self.find_permitted_callers(token)
 
     def find_token(self, authorization: Sequence[bytes]) -> Token:
         """Return the token of a request; `authorization` has the values of these headers.

@@ -147,7 +147,7 @@ class Authentication:
         return {name: sorted(members) for name, members in sorted(groups.items())}
 
     def find_permitted_callers(self, token: Token) -> Set[str]:
-        """Return the names of the callers whose evaluations a token permits, its own first."""
+        """Return the names of the callers whose evaluations a token permits."""
         if self._tokens is None or not token.supervised_groups:
             return frozenset((token.caller,))
         return self._tokens.find_permitted_callers(token)
