@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -381,11 +382,17 @@ class PackageTests(TestCase):
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return {"/".join(row["submission"].split("/")[-2:]): row for row in json.loads(done.stdout)}
 
+    async def try_package(
+        self, files: Mapping[str, str], solution: str, *options: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Try a submission of the package; return what came of it."""
+        root = self.write(files)
+        command = ("try", root, "--evaluator", "tawebeval-judge", *options, f"{root}/{solution}")
+        return await piped("http://127.0.0.1:9", *command, *BY, TMPDIR=str(self.folder))
+
     async def judge(self, files: Mapping[str, str], solution: str) -> list[Any]:
         """Return the data that the judge sends of a submission."""
-        root = self.write(files)
-        command = ("try", root, "--evaluator", "tawebeval-judge", "--events", f"{root}/{solution}")
-        done = await piped("http://127.0.0.1:9", *command, *BY, TMPDIR=str(self.folder))
+        done = await self.try_package(files, solution, "--events")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return [json.loads(line)["payload"] for line in done.stdout.splitlines()]
 
@@ -483,9 +490,7 @@ class PackageTests(TestCase):
         files = {name: text for name, text in KATTIS.items() if name != "data/secret/3.ans"}
         rows = await self.check(files, status=1)
         self.assertIn("secret/3.ans is missing", rows["accepted/right.py"]["message"])
-        command = ("try", self.write(files), "--evaluator", "tawebeval-judge", *BY)
-        solution = f"{self.folder}/package/submissions/wrong_answer/two.py"
-        done = await piped("http://127.0.0.1:9", *command, solution, TMPDIR=str(self.folder))
+        done = await self.try_package(files, "submissions/wrong_answer/two.py")
         self.assertNotIn("wrong answer", done.stdout + done.stderr)
         self.assertIn("a case has no answer: run `tawebeval check` to see why", done.stderr)
 
@@ -658,9 +663,7 @@ class PackageTests(TestCase):
         files = {**PASSES, "output_validator/validate.py": "secret = (\n"}
         rows = await self.check(files, status=1)
         self.assertIn("secret = (", rows["accepted/add.py"]["message"])
-        command = ("try", self.write(files), "--evaluator", "tawebeval-judge", *BY)
-        solution = f"{self.folder}/package/submissions/accepted/add.py"
-        done = await piped("http://127.0.0.1:9", *command, solution, TMPDIR=str(self.folder))
+        done = await self.try_package(files, "submissions/accepted/add.py")
         self.assertNotIn("secret", done.stdout + done.stderr)
         self.assertIn("validate.py cannot be built: run `tawebeval check` to see why", done.stderr)
 

@@ -119,16 +119,7 @@ class ClassTests(BrowserTestCase):
                 ["carl", "x.txt, y.txt", wrong, ""],
             ],
         )
-        for size, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
-            await browser.look(size, scheme)
-            self.assertEqual(await browser.violations(), [])
-        await browser.look(DESKTOP, "light")
-        await browser.save_to(self.folder)
-        await browser.click("#class-csv")
-        saved = self.folder / "sums.csv"
-        await until(saved.exists, "the CSV is saved")
-        with open(saved, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = await self.look_and_save("#class-csv", "sums.csv")
         self.assertEqual([row["student"] for row in rows], ["'=1+1", "ann", "bea", "carl"])
         self.assertEqual([row["score"] for row in rows], ["4", "10", "", ""])
         self.assertEqual(rows[3]["message"], wrong)
@@ -137,6 +128,20 @@ class ClassTests(BrowserTestCase):
         await browser.click("#class-rows tr:nth-child(2) a")
         await self.check_share()
         await self.check_history()
+
+    async def look_and_save(self, button: str, name: str) -> list[dict[str, str]]:
+        """Look at the page in each way, and return the rows of the CSV that a button saves."""
+        browser = self.browser
+        for size, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
+            await browser.look(size, scheme)
+            self.assertEqual(await browser.violations(), [])
+        await browser.look(DESKTOP, "light")
+        await browser.save_to(self.folder)
+        await browser.click(button)
+        saved = self.folder / name
+        await until(saved.exists, "the CSV is saved")
+        with open(saved, encoding="utf-8-sig", newline="") as file:
+            return list(csv.DictReader(file))
 
     async def test_group_is_a_table_of_results_that_is_live_saved_and_run_again(self) -> None:
         browser = self.browser
@@ -156,16 +161,7 @@ class ClassTests(BrowserTestCase):
         self.assertEqual([[row[0], *row[1].split("\n")[:1]] for row in cells], [
             ["ann", "Partly correct 7 of 10"], ["bob", ""],
         ])  # fmt: skip
-        for size, scheme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light")):
-            await browser.look(size, scheme)
-            self.assertEqual(await browser.violations(), [])
-        await browser.look(DESKTOP, "light")
-        await browser.save_to(self.folder)
-        await browser.click("#standings-csv")
-        saved = self.folder / "standings.csv"
-        await until(saved.exists, "the CSV is saved")
-        with open(saved, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = await self.look_and_save("#standings-csv", "standings.csv")
         self.assertEqual([row["student"] for row in rows], ["ann", "bob"])
         self.assertEqual((rows[0]["score"], rows[0]["submissions"]), ("7", "3"))
         # All were late by the new deadline, and a mended evaluator gives other points.

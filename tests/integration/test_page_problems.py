@@ -166,7 +166,7 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.browser.do(lambda driver: driver.refresh())
         await self.browser.shows("#problem-list", "sums")
         again = {path for path, size in await self.browser.script(LOADED) if size > 0}
-        self.assertLessEqual(again, {"/", "/problems", "/environments", "/whoami"})
+        self.assertEqual(again, {"/", "/problems", "/environments", "/whoami"})
 
     async def test_problem_asks_for_its_files_alone(self) -> None:
         await self.reload(
