@@ -588,20 +588,16 @@ class ProblemSettings(Section, frozen=True):
                     f".limits.{name}: {value!r:.80} is neither a number nor a text such as '256M'"
                 )
 
-    def check_open(self, name: str, timestamp: float) -> None:
-        """Raise ProblemClosed if submissions for the problem `name` are not accepted at a time.
+    def check_open(self, name: str, timestamp: float, *, for_reading: bool = False) -> None:
+        """Raise ProblemClosed if the problem `name` accepts no submissions at a time.
 
-        `timestamp` is in seconds since the epoch.
+        `timestamp` is in seconds since the epoch. A closed problem may be read.
         """
-        self.check_begun(name, timestamp)
         now = datetime.fromtimestamp(timestamp, UTC)
-        if self.closes and now >= self.closes and not self.late:
-            raise ProblemClosed(f"the problem {name!r} closed at {self.closes.isoformat()}")
-
-    def check_begun(self, name: str, timestamp: float) -> None:
-        """Raise ProblemClosed before the problem `name` opens; as `check_open`."""
-        if self.opens and datetime.fromtimestamp(timestamp, UTC) < self.opens:
+        if self.opens and now < self.opens:
             raise ProblemClosed(f"the problem {name!r} opens at {self.opens.isoformat()}")
+        if self.closes and now >= self.closes and not (self.late or for_reading):
+            raise ProblemClosed(f"the problem {name!r} closed at {self.closes.isoformat()}")
 
     @property
     def form_fields(self) -> dict[str, str]:

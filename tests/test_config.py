@@ -316,6 +316,8 @@ class ProblemTests(RefusalTestCase):
                 (first.timestamp() - 1, is_early), (first.timestamp(), True),
                 (last.timestamp() - 1, True), (last.timestamp(), is_late),
             ):  # fmt: skip
+                if moment >= first.timestamp():
+                    problem.check_open("a", moment, for_reading=True)
                 if is_open:
                     problem.check_open("a", moment)
                 else:

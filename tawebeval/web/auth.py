@@ -42,6 +42,7 @@ from tawebeval.errors import (
     MalformedRequest,
     Unauthorized,
 )
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.store import EvaluationStore, LinkRow
 from tawebeval.linux.privileges import ReloadableFiles, find_secret_file, parse_text_file
 from tawebeval.web.server.messages import Query, get_header, get_query_number
@@ -281,6 +282,18 @@ def check_token_access(
             f"the token does not permit the problem {parameters['name'][:80]!r}; GET /problems"
             " lists the permitted ones"
         )
+
+
+def check_problem_open(
+    context: EvaluationContext, token: Token, name: str | None, *, for_reading: bool = False
+) -> None:
+    """Raise ProblemClosed if a problem is not open to a token now, to submit or only to read.
+
+    Supervisors read and submit at any time. `name` may be that of no problem.
+    """
+    problem = context.configuration.problems.get(name or "")
+    if name is not None and problem is not None and not token.supervised_groups:
+        problem.check_open(name, context.read_wall_clock(), for_reading=for_reading)
 
 
 _LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")

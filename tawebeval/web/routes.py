@@ -63,6 +63,7 @@ from tawebeval.web.auth import (
     check_link_access,
     check_listing_access,
     check_origin,
+    check_problem_open,
     check_token_access,
     find_link,
     parse_link_lifetime,
@@ -428,9 +429,7 @@ def make_app(context: WebContext) -> Klein:
     @app.route(PROBLEM_ROUTE, methods=["GET"])
     async def read_problem(request: ApiRequest, name: str) -> bytes:
         """Return the document of a problem, with the statement in the reader's language."""
-        problem = context.configuration.problems.get(name)
-        if problem is not None and not request.token.supervised_groups:
-            problem.check_begun(name, registry.context.read_wall_clock())
+        check_problem_open(registry.context, request.token, name, for_reading=True)
         accepted = parse_weights(get_header_elements(request.requestHeaders, "Accept-Language"))
         first = max(accepted, key=accepted.__getitem__, default="")
         language = _LANGUAGE.match(first)

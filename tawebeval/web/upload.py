@@ -59,6 +59,7 @@ from tawebeval.evaluations.submissions import (
     SubmissionStore,
     UploadWriter,
 )
+from tawebeval.web.auth import check_problem_open
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     get_header,
@@ -475,23 +476,16 @@ class FormReceivers:
             caller,
             target,
             attrs.evolve(preset, is_restricted=request.token.permitted_problems is not None),
-            partial(self._check_open, request),
+            partial(check_problem_open, registry.context, request.token),
             use_kept,
             refusal,
         )
-
-    def _check_open(self, request: ApiRequest, name: str | None) -> None:
-        """Raise ProblemClosed if a problem accepts no submission of this request now."""
-        context = self._registry.context
-        problem = context.configuration.problems.get(name or "")
-        if name is not None and problem is not None and not request.token.supervised_groups:
-            problem.check_open(name, context.read_wall_clock())
 
     def _make_problem_preset(self, request: ApiRequest, name: str) -> FormPreset:
         problem = self._registry.context.configuration.problems.get(name)
         if problem is None:
             raise ProblemNotFound(name)
-        self._check_open(request, name)
+        check_problem_open(self._registry.context, request.token, name)
         return FormPreset(
             f"the problem {name!r}",
             name,
@@ -518,7 +512,7 @@ class FormReceivers:
         problem = evaluation.details.request.problem
         owner = "the evaluation" if problem is None else f"the problem {problem!r}"
         _check_rerun_access(problem, permitted)
-        self._check_open(request, problem)
+        check_problem_open(self._registry.context, request.token, problem)
         return FormPreset(owner, problem, {}, fields, None, uses_current_evaluator=is_current)
 
     @asynccontextmanager
