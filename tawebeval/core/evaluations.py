@@ -145,8 +145,13 @@ class Checkout:
     release: Callable[[], None] = attrs.field(eq=False)
 
 
-BuildTree: TypeAlias = Callable[[Callable[[Path], None]], Awaitable[None]]
-"""Function that builds a tree and passes its directory to the given function, in a thread."""
+TakeTree: TypeAlias = Callable[[Path], tuple[int, int]]
+"""Function that copies a tree, and returns the number of its files, and of their bytes. Blocks."""
+
+BuildTree: TypeAlias = Callable[[TakeTree], Awaitable[tuple[int, int]]]
+"""Function that builds a tree and passes its directory to the given function, in a thread.
+
+It returns what that has returned."""
 
 
 @attrs.frozen

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -22,7 +21,7 @@ from twisted.logger import Logger
 
 from tawebeval import __version__
 from tawebeval.config import Configuration
-from tawebeval.core.evaluations import Checkout
+from tawebeval.core.evaluations import Checkout, TakeTree
 from tawebeval.core.events import EventMemory
 from tawebeval.core.form import ChosenLimits, pack_request, parse_limits
 from tawebeval.deferreds import wait_despite_cancellation
@@ -91,7 +90,7 @@ def plan_build(evaluation: Evaluation, checkout: Checkout) -> BuildPlan:
 class Build:
     """One build, for `owner`; `evaluation` is its own.
 
-    `take_tree(directory)` is called in a thread with the built tree.
+    `take_tree` is called in a thread with the directory of the built tree.
     """
 
     def __init__(
@@ -99,10 +98,10 @@ class Build:
         owner: Evaluation,
         plan: BuildPlan,
         checkout: Checkout,
-        take_tree: Callable[[Path], None],
+        take_tree: TakeTree,
     ) -> None:
         context, details = owner.context, owner.details
-        self._take_tree = take_tree
+        self._take_tree, self._figures = take_tree, (0, 0)
         self._threads = context.worker_threads
         self._error: EvaluationFailure | None = EvaluationFailure(
             "lost", "the built tree could not be taken; submit again"
@@ -156,7 +155,7 @@ class Build:
 
     def _take(self, tree: Path) -> None:
         try:
-            self._take_tree(tree)
+            self._figures = self._take_tree(tree)
         except EvaluationFailure as error:
             self._error = attrs.evolve(error, reason="build")
         except OSError as error:
@@ -171,8 +170,8 @@ class Build:
         else:
             self._error = None
 
-    async def finish(self) -> None:
-        """Return when the tree is taken, and nothing is left of the build.
+    async def finish(self) -> tuple[int, int]:
+        """Return what `take_tree` has returned, when nothing else is left of the build.
 
         A cancellation stops it first. Raises: EvaluationFailure.
         """
@@ -189,7 +188,7 @@ class Build:
             await self._threads.run_in_thread(remove_tree, build.workspace.root)
         failure, result = build.details.failure or self._error, build.details.run_result
         if failure is None:
-            return
+            return self._figures
         reason = failure.reason if failure.reason in _OTHERS else "build"
         printed = {} if result is None or reason != "build" else {"stderr": result.stderr_text}
         raise EvaluationFailure(

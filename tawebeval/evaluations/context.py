@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,7 +27,7 @@ from tawebeval.errors import EvaluationFailure, StoreError
 from tawebeval.evaluations.eventlog import EventFiles, make_segment_load_slots
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.filetree import copy_tree, measure_tree, remove_tree
+from tawebeval.linux.filetree import copy_checked_tree, remove_tree
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
 
 if TYPE_CHECKING:
@@ -105,18 +106,11 @@ class FixedCheckout:
         return self._builds.get(key)
 
     async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
-        """Copy a built tree."""
+        """Copy a built tree. Blocks, if an earlier copy has failed."""
         path = checkout.path.with_name(f"{checkout.path.name}-{key}")
-        files = size = 0
-
-        def take(built: Path) -> None:
-            nonlocal files, size
-            files, size = measure_tree(built, self._check_tree)
-            remove_tree(path)  # a copy that has failed
-            path.mkdir()
-            copy_tree(built, path)
-
-        await build(take)
+        remove_tree(path)
+        path.mkdir()
+        files, size = await build(partial(copy_checked_tree, target=path, check=self._check_tree))
         commit = attrs.evolve(checkout.commit, file_count=files, size=size)
         made = self._builds[key] = attrs.evolve(checkout, commit=commit, path=path)
         return made

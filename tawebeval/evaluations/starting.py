@@ -23,7 +23,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration, SlurmJobSettings
-from tawebeval.core.evaluations import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit, TakeTree
 from tawebeval.core.events import (
     LOST_EVENT,
     EventRing,
@@ -272,7 +272,7 @@ class _Start:
         """Build and store a tree. Raises: EvaluationFailure, which others get that wait for it."""
         evaluation, context = self._evaluation, self._evaluation.context
 
-        async def build(take_tree: Callable[[Path], None]) -> None:
+        async def build(take_tree: TakeTree) -> tuple[int, int]:
             made = Build(evaluation, plan, checkout, take_tree)
             try:
                 await context.worker_threads.run_in_thread(made.create_directory)
@@ -285,7 +285,7 @@ class _Start:
                 **make_log_fields(evaluation.details),
             )
             start_in_background(made.evaluation, FairQueue(1))
-            await made.finish()
+            return await made.finish()
 
         ended = context.builds[plan.key] = OneShotEvent()
         evaluation.build_state, failure = "running", None

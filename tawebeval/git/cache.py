@@ -20,6 +20,7 @@ import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -37,7 +38,7 @@ from tawebeval.git.fetch_limits import FetchBudget, FetchLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import Credential, GitKeyring, RemoteResolver
 from tawebeval.git.repository import BareRepository, GitServers
-from tawebeval.linux.filetree import copy_tree, measure_tree, remove_tree
+from tawebeval.linux.filetree import copy_checked_tree, copy_tree, remove_tree
 from tawebeval.sandbox.disk import BLOCK_BYTES
 
 CHECKOUT_SUFFIX = ".tree"
@@ -368,17 +369,10 @@ class RepositoryCache:
 
         Raises: what `build` raises.
         """
+        check = self._limits.tree_limits.check_tree
 
-        async def write(tree: Path, index: Path) -> tuple[int, int]:
-            figures = 0, 0
-
-            def take(built: Path) -> None:
-                nonlocal figures
-                figures = measure_tree(built, self._limits.tree_limits.check_tree)
-                copy_tree(built, tree)  # in new files, which no process of the build has open
-
-            await build(take)
-            return figures
+        def write(tree: Path, index: Path) -> Awaitable[tuple[int, int]]:
+            return build(partial(copy_checked_tree, target=tree, check=check))
 
         repository = checkout.path.name[:40]
         made = await self._get_or_create_checkout(repository, checkout.commit, write, content=key)

@@ -215,6 +215,19 @@ def measure_tree(root: Path, check: Callable[[int, int], object]) -> tuple[int, 
     return files, size
 
 
+def copy_checked_tree(
+    source: Path, target: Path, check: Callable[[int, int], object]
+) -> tuple[int, int]:
+    """Copy a tree into an empty directory unless `check` raises; return its files and bytes.
+
+    In new files, which no process has open that works on the source. Raises: as `measure_tree` and
+    `copy_tree`.
+    """
+    figures = measure_tree(source, check)
+    copy_tree(source, target)
+    return figures
+
+
 def _check_readable(status: os.stat_result, path: str) -> None:
     bits = _READ_MODE_BITS.get(stat.S_IFMT(status.st_mode), 0)
     if status.st_mode & bits != bits:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.evaluations import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit, TakeTree
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import FixedCheckout
 from tawebeval.git.fetch_limits import TreeLimits
@@ -26,8 +25,8 @@ class FixedCheckoutTests(SynchronousTestCase):
         self.source = FixedCheckout(self.checkout, TreeLimits(2, 100).check_tree)
 
     def store(self) -> Deferred[Checkout]:
-        async def build(take_tree: Callable[[Path], None]) -> None:
-            take_tree(self.built)
+        async def build(take_tree: TakeTree) -> tuple[int, int]:
+            return take_tree(self.built)
 
         return Deferred.fromCoroutine(self.source.store_build(self.checkout, KEY, build))
 

@@ -212,7 +212,7 @@ class FakeRepositories:
 
     async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
         """Let `build` run, and store its key."""
-        await build(lambda tree: None)
+        await build(lambda tree: (0, 0))
         self.builds.add(key)
         built = self.find_build(checkout, key)
         assert built is not None, "just stored"

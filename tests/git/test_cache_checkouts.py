@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.evaluations import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit, TakeTree
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.fetch_limits import TreeLimits
@@ -167,9 +166,9 @@ class BuildTests(CheckoutsTestCase):
     def store(self, checkout: Checkout) -> Deferred[Checkout]:
         """Store what is in `built`, when the gate is open."""
 
-        async def build(take_tree: Callable[[Path], None]) -> None:
+        async def build(take_tree: TakeTree) -> tuple[int, int]:
             await self.gate.wait()
-            take_tree(self.built)
+            return take_tree(self.built)
 
         return Deferred.fromCoroutine(self.cache.store_build(checkout, self.key, build))
 
