@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
-SCRIPTS := scripts/bootstrap scripts/client_wheel scripts/debian_root scripts/image scripts/install \
+SCRIPTS := scripts/bootstrap scripts/debian_root scripts/image scripts/install \
 	scripts/lock scripts/manpages scripts/npm_package scripts/recordings scripts/release
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
@@ -102,9 +102,11 @@ image: ## build an OCI image into build/image, for podman and docker; without ro
 	$(SETUP) --needs git,mmdebstrap,newuidmap,/usr/bin/python3
 	scripts/image build/image
 
-wheel: ## build a wheel of the client library without the daemon into build/wheel
+wheel: ## build the wheels of the daemon and of its client library into build/wheel
 	$(SETUP) --extras build
-	$(BIN)/python scripts/client_wheel build/wheel
+	rm -rf build/wheel build/lib tawebeval_client/build  # an earlier build may have other modules
+	umask 022 && $(BIN)/pip --disable-pip-version-check wheel --quiet --no-deps --no-index \
+		--no-build-isolation --wheel-dir build/wheel ./tawebeval_client .
 
 npm: ## build a package of npm of the JavaScript client into build/npm
 	$(SETUP)
@@ -140,6 +142,6 @@ gallery: ## take the pictures of docs/gallery.md in a browser
 	$(BIN)/python -m tests.integration.gallery
 
 clean: ## remove all that was made here, the virtualenv too
-	rm -rf .venv build dist *.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv build dist *.egg-info tawebeval_client/build tawebeval_client/*.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name dropin.cache -exec rm -f {} +

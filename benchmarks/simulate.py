@@ -29,11 +29,11 @@ from twisted.python.failure import Failure
 from benchmarks.measure import percentile
 from benchmarks.report import markdown, text
 from benchmarks.simulated import Costs, EventClock, SimulatedDaemon
-from tawebeval.client.operations import REQUEST_BACKOFF
 from tawebeval.config import Configuration
 from tawebeval.core.events import ALL_RECEIVED_CURSOR
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationExpired, EvaluationNotFound, RequestError, ServerBusy
+from tawebeval_client.operations import REQUEST_BACKOFF
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 _BEGIN, _END = (

@@ -1,3 +1,3 @@
 """tawebeval: runs evaluators over the web and streams what they print as events."""
 
-__version__ = "0.1.0"
+from tawebeval_client import __version__ as __version__

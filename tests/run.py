@@ -33,13 +33,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # What only computes, and what signs. The tests of these modules have to take every branch.
 CORE = (
-    "client/events",
-    "client/http",
-    "client/operations",
-    "core/*",
-    "config",
-    "errors",
-    "webhooks/signing",
+    "tawebeval_client/backoff",
+    "tawebeval_client/events",
+    "tawebeval_client/http",
+    "tawebeval_client/operations",
+    "tawebeval_client/results",
+    "tawebeval/core/*",
+    "tawebeval/config",
+    "tawebeval/errors",
+    "tawebeval/webhooks/signing",
 )
 
 # The modules of tests.integration that are run by one trial.
@@ -134,7 +136,8 @@ def find_names(printed: bytes, *beginnings: bytes) -> tuple[str, ...]:
 
 def find_core_tests() -> list[str]:
     """Return the names of the tests of the core."""
-    return [name for module in CORE for name in _find(re.sub("[^/]+$", r"test_\g<0>.py", module))]
+    patterns = (re.sub("^tawebeval[/_](.*/)?", r"\1test_", module) for module in CORE)
+    return [name for pattern in patterns for name in _find(f"{pattern}.py")]
 
 
 def parts() -> Sequence[Sequence[str]]:
@@ -241,7 +244,7 @@ def run_again(outcome: Outcome) -> tuple[Outcome, Sequence[str]]:
 def run_covered() -> tuple[Outcome, Sequence[str], bool]:
     """Run all tests; return how they ended, which are unsteady, and if they cover the core."""
     coverage = [sys.executable, "-m", "coverage"]
-    core = ",".join(f"tawebeval/{module}.py" for module in CORE)
+    core = ",".join(f"{module}.py" for module in CORE)
     with tempfile.TemporaryDirectory(prefix="tawebeval-coverage-") as directory:
         os.environ["COVERAGE_FILE"] = os.path.join(directory, "data")
         # Whoever changes something is to learn of that, and not of what was there before.

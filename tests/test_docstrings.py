@@ -49,7 +49,7 @@ def list_names(tree: ast.Module) -> Iterator[str]:
 @cache
 def read_package() -> tuple[dict[Path, ast.Module], dict[Path, set[str]]]:
     """Return the modules of the package, and the names in each."""
-    trees = {path: ast.parse(path.read_text()) for path in sorted(ROOT.glob("tawebeval/**/*.py"))}
+    trees = {path: ast.parse(path.read_text()) for path in sorted(ROOT.glob("tawebeval*/**/*.py"))}
     return trees, {
         path: {*list_names(tree), path.stem, path.parent.name} for path, tree in trees.items()
     }

@@ -16,7 +16,7 @@ from django.http import HttpRequest, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import require_GET, require_POST
 
-from tawebeval.client import Client, EvaluationError, InvalidRequest, NamedFile, Text, Unavailable
+from tawebeval_client import Client, EvaluationError, InvalidRequest, NamedFile, Text, Unavailable
 
 # Threads share it, and processes that a server forks.
 client = Client(settings.TAWEBEVAL_SERVER, settings.TAWEBEVAL_TOKEN)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import StreamingResponse
 
-from tawebeval.client import AsyncClient, ClientError, Data, EvaluationError, Event, NamedFile, Text
+from tawebeval_client import AsyncClient, ClientError, Data, EvaluationError, Event, NamedFile, Text
 
 MOST_EVALUATIONS, MOST_BYTES = 100, 65_536  # that viewers may still open; of a file
 

@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tawebeval.client import Client, ClientError, EvaluationError, Text
+from tawebeval_client import Client, ClientError, EvaluationError, Text
 
 AT_ONCE = 4  # evaluations; the server may allow fewer to each caller
 

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tawebeval.client import Client, ClientError, NamedFile
+from tawebeval_client import Client, ClientError, NamedFile
 
 MOST_BYTES = 1 << 20  # of a request
 PORT = int(sys.argv[1])

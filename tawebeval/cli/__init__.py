@@ -1,7 +1,7 @@
 """The command `tawebeval`, built with click. docs/cli.md is its manual.
 
 `main` imports a command when it is used. The client commands are thin layers over
-`tawebeval.client.Client`, and import neither Twisted nor the daemon: `evaluate` and
+`tawebeval_client.Client`, and import neither Twisted nor the daemon: `evaluate` and
 `rerun` (module `evaluate`), `follow`, `status`, `cancel`, `list` and others (module `evaluations`),
 `login` and `logout` (module `servers`, which also finds the server and the token of a command).
 They share

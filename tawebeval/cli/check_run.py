@@ -27,8 +27,8 @@ from tawebeval.cli.try_run import (
     run_reactor,
     write_upload,
 )
-from tawebeval.client.events import Data, EvaluationError, Page
 from tawebeval.config import ProblemSettings
+from tawebeval_client.events import Data, EvaluationError, Page
 
 JUDGE = "tawebeval-judge --explain"
 """The evaluator of a package."""

@@ -41,11 +41,11 @@ from tawebeval.cli.runtime import (
     open_context,
 )
 from tawebeval.cli.servers import add_server_options
-from tawebeval.client import ClientError
-from tawebeval.client.http import check_encodable
 from tawebeval.core.form import LIMIT_UNITS, MAX_CLONE_DEPTH, MAX_SEED, draw_seed
 from tawebeval.core.names import FIELD_NAME_PATTERN, get_base_name
 from tawebeval.errors import ConfigurationError
+from tawebeval_client import ClientError
+from tawebeval_client.http import check_encodable
 
 Submission: TypeAlias = dict[str, str | bytes | Path]
 """The content of each field: a text, the content of stdin or of a pipe, or a file."""

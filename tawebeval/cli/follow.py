@@ -28,7 +28,9 @@ from tawebeval.cli.runtime import (
     open_context,
 )
 from tawebeval.cli.servers import add_server_options
-from tawebeval.client import (
+from tawebeval.core.names import get_base_name
+from tawebeval.linux.privileges import get_user_name
+from tawebeval_client import (
     ClientError,
     EvaluationError,
     EvaluationGone,
@@ -39,10 +41,8 @@ from tawebeval.client import (
     Text,
     UnknownEvaluation,
 )
-from tawebeval.client.events import split_cursor
-from tawebeval.client.operations import MAX_WAIT_SECONDS
-from tawebeval.core.names import get_base_name
-from tawebeval.linux.privileges import get_user_name
+from tawebeval_client.events import split_cursor
+from tawebeval_client.operations import MAX_WAIT_SECONDS
 
 _MARKER = re.compile("~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
 _MARKER_SIZE = 64  # characters, at most

@@ -16,9 +16,9 @@ from typing import Any, TextIO
 import attrs
 import click
 
-from tawebeval.client import Data, EvaluationError, Event, File, Outcome, Text, Unknown
-from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
 from tawebeval.errors import format_size
+from tawebeval_client import Data, EvaluationError, Event, File, Outcome, Text, Unknown
+from tawebeval_client.results import MAX_RESULT_BYTES, ResultSummary
 
 _EXCERPTS = ("input", "expected", "printed")
 _COLOURS = {"accepted": "green", "partial": "yellow", "skipped": "yellow"}

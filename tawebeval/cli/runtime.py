@@ -14,12 +14,12 @@ import attrs
 import click
 
 from tawebeval.cli.output import OutputError, Screen, should_use_colour
-from tawebeval.client import ClientError, Refused, Unavailable
-from tawebeval.client.http import is_loopback
 from tawebeval.errors import ConfigurationError
+from tawebeval_client import ClientError, Refused, Unavailable
+from tawebeval_client.http import is_loopback
 
 if TYPE_CHECKING:
-    from tawebeval.client import Client
+    from tawebeval_client import Client
 
 GOOD, FAILED, WRONG, UNREACHABLE, NOT_ACCEPTED = 0, 1, 2, 3, 4
 INTERRUPTED, UNREAD = 130, 141
@@ -52,7 +52,7 @@ class ServerAccess:
 
     def make_client(self, screen: Screen) -> Client:
         """Return a client that shows its retries on `screen`; warn of a token in clear text."""
-        from tawebeval.client import Client  # late: help and `try` do without httpx
+        from tawebeval_client import Client  # late: help and `try` do without httpx
 
         if self.token and self.url.startswith("http:") and not is_loopback(self.url):
             screen.show_message(

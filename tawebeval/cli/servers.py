@@ -29,11 +29,11 @@ from tawebeval.cli.runtime import (
     open_context,
     report_failure,
 )
-from tawebeval.client import Forbidden
-from tawebeval.client.operations import normalize_server_url
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import replace_private_file
 from tawebeval.linux.privileges import get_user_name, parse_text_file
+from tawebeval_client import Forbidden
+from tawebeval_client.operations import normalize_server_url
 
 _DEFAULT_SERVER = "http://127.0.0.1:8080"
 _OTHERS_MODE = 0o077

@@ -35,7 +35,6 @@ from tawebeval.cli.runtime import (
     handle_signals,
     report_failure,
 )
-from tawebeval.client.events import Page, parse_page
 from tawebeval.config import MAX_TREE_FILES, Configuration
 from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.core.events import (
@@ -75,6 +74,7 @@ from tawebeval.sandbox.base import LimitMonitor
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
+from tawebeval_client.events import Page, parse_page
 
 Submission: TypeAlias = Mapping[str, str | bytes | Path]
 """The content of each field: a text, bytes, or a file."""

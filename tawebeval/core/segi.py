@@ -68,8 +68,13 @@ from tawebeval.core.events import (
     has_blank_line,
 )
 from tawebeval.core.names import decode_extended_filename, get_base_name
-from tawebeval.core.results import MAX_RESULT_BYTES, MIN_RESULT_BYTES, TYPE_KEY_JSON, ResultSummary
 from tawebeval.errors import format_size
+from tawebeval_client.results import (
+    MAX_RESULT_BYTES,
+    MIN_RESULT_BYTES,
+    TYPE_KEY_JSON,
+    ResultSummary,
+)
 
 MAX_HEADER_BYTES = 1024
 """The most bytes that the headers of a file block may have together, with their terminators."""

@@ -57,7 +57,6 @@ from tawebeval.core.events import (
     resolve_cursor,
     split_batch,
 )
-from tawebeval.core.results import ResultSummary
 from tawebeval.core.segi import Markers, SegiParser
 from tawebeval.deferreds import (
     Condition,
@@ -69,6 +68,7 @@ from tawebeval.deferreds import (
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.linux.filetree import is_passing_error
+from tawebeval_client.results import ResultSummary
 
 _READ = 64 * 1024
 _PUNCHED = 1024 * 1024  # bytes that are punched out at once, at least

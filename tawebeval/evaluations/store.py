@@ -40,7 +40,6 @@ from twisted.python.failure import Failure
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Commit, ListEntry, StoredEvaluation
 from tawebeval.core.form import EvaluationRequest, pack_request, unpack_request
-from tawebeval.core.results import ResultSummary
 from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
@@ -56,6 +55,7 @@ from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error
 from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.webhooks.records import CallbackRecord
+from tawebeval_client.results import ResultSummary
 
 T = TypeVar("T")
 

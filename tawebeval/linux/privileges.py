@@ -138,7 +138,8 @@ def switch_user(user: pwd.struct_passwd) -> None:
 
     The working directory stays, and is the user's to read even if the directories above are not.
     """
-    _import_all(importlib.import_module("tawebeval"))
+    for name in ("tawebeval", "tawebeval_client"):
+        _import_all(importlib.import_module(name))
     for name in _LATE_IMPORTS:
         importlib.import_module(name)
     os.initgroups(user.pw_name, user.pw_gid)

@@ -31,7 +31,6 @@ from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
 from tawebeval.config import CONCURRENT_CALLBACKS, MIB, CallbackSettings
-from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status, parse_retry_after
 from tawebeval.core.hosts import (
     HostPolicy,
     IPAddress,
@@ -61,6 +60,12 @@ from tawebeval.webhooks.signing import (
     SigningSecrets,
     find_secrets_file,
     read_signing_secrets,
+)
+from tawebeval_client.backoff import (
+    Backoff,
+    RequestOutcome,
+    classify_http_status,
+    parse_retry_after,
 )
 
 ATTEMPT_TIMEOUT = 15

@@ -22,8 +22,6 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
-from tawebeval.client import AsyncClient, Event, Text
-from tawebeval.client.http import HttpRequest, Repetition, RequestFailure, Response
 from tawebeval.config import (
     Configuration,
     EventBufferSettings,
@@ -31,6 +29,8 @@ from tawebeval.config import (
     LongPollSettings,
     ServiceSettings,
 )
+from tawebeval_client import AsyncClient, Event, Text
+from tawebeval_client.http import HttpRequest, Repetition, RequestFailure, Response
 from tests.cases.agents import BreakingAgent, Fate
 from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild

@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 from tawebeval.cli import main as command
 from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import CommandContext, InterruptHandler, ServerAccess
-from tawebeval.client import Client, sync_client
-from tawebeval.client.http import HttpRequest, RequestFailure, Response
 from tawebeval.core.events import EventPage
 from tawebeval.errors import RequestError
 from tawebeval.evaluations.reading import EventRequests
+from tawebeval_client import Client, sync_client
+from tawebeval_client.http import HttpRequest, RequestFailure, Response
 from tests.cases.client import ClientTestCase, Line
 from tests.fakes.world import OID
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from tawebeval.cli.output import Screen
-from tawebeval.client import Event
+from tawebeval_client import Event
 
 CLEAR = "\r\x1b[K"
 

@@ -25,9 +25,9 @@ from tawebeval.cli.evaluate import (
 )
 from tawebeval.cli.follow import EvaluationReader
 from tawebeval.cli.runtime import ServerAccess, open_context
-from tawebeval.client import Client
 from tawebeval.config import Configuration, ProblemSettings
 from tawebeval.errors import EvaluationExpired
+from tawebeval_client import Client
 from tests.cases.agents import Fate
 from tests.cases.client import FOR_EVER
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient

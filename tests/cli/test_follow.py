@@ -11,9 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.evaluate import show_submitted_evaluation
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
-from tawebeval.client import NamedFile, Page
-from tawebeval.client.http import build_refusal
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
+from tawebeval_client import NamedFile, Page
+from tawebeval_client.http import build_refusal
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
 from tests.cases.screen import CLEAR, Shown

@@ -46,7 +46,7 @@ class MainTests(SynchronousTestCase):
             (("logout",), ()),
             (
                 ("token", "list", "--file", "/dev/null"),
-                ("httpx", "tawebeval.client", "tawebeval.cli.runtime"),
+                ("httpx", "tawebeval_client.http", "tawebeval.cli.runtime"),
             ),
         ):
             done = subprocess.run(

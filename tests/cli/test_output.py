@@ -19,7 +19,7 @@ from tawebeval.cli.output import (
     escape_control_characters,
     should_use_colour,
 )
-from tawebeval.client import Data, EvaluationError, File, Text, Unknown
+from tawebeval_client import Data, EvaluationError, File, Text, Unknown
 from tests.cases.screen import CLEAR, Shown, Stream
 
 

@@ -24,8 +24,6 @@ from tawebeval.cli.try_run import (
     wait_for_change,
     write_upload,
 )
-from tawebeval.client import EvaluationError as ErrorEvent
-from tawebeval.client import Event, Text
 from tawebeval.config import Configuration, EventBufferSettings
 from tawebeval.core import events as core_events
 from tawebeval.core.events import EventsEvicted
@@ -38,6 +36,8 @@ from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.workspace import Workspace
+from tawebeval_client import EvaluationError as ErrorEvent
+from tawebeval_client import Event, Text
 from tests.cases.screen import Shown
 from tests.fakes.world import World, make_request
 

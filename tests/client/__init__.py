@@ -1,1 +1,1 @@
-"""Tests of `tawebeval.client`."""
+"""Tests of `tawebeval_client`."""

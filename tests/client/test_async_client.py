@@ -12,10 +12,10 @@ import attrs
 import httpx
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.client import AsyncClient, Text, Unavailable
-from tawebeval.client import sync_client as values_module
-from tawebeval.client.http import HttpRequest
-from tawebeval.core.backoff import Backoff
+from tawebeval_client import AsyncClient, Text, Unavailable
+from tawebeval_client import sync_client as values_module
+from tawebeval_client.backoff import Backoff
+from tawebeval_client.http import HttpRequest
 from tests.cases.patience import PATIENCE
 
 ONCE = Backoff(1, 0, 0)

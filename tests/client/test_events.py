@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.client.events import (
+from tawebeval_client.events import (
     Data,
     EvaluationError,
     Event,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from multipart import MultipartParser
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.client.http import (
+from tawebeval_client.http import (
     Content,
     EvaluationGone,
     Forbidden,

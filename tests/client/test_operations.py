@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.client import (
+from tawebeval.config import Configuration, LongPollSettings, ProblemSettings
+from tawebeval_client import (
     ClientError,
     Data,
     EvaluationGone,
@@ -31,10 +32,9 @@ from tawebeval.client import (
     UnknownEvaluation,
     operations,
 )
-from tawebeval.client.http import HttpRequest, Repetition, RequestFailure, Response
-from tawebeval.client.operations import ClientSettings, normalize_server_url
-from tawebeval.config import Configuration, LongPollSettings, ProblemSettings
-from tawebeval.core.backoff import Backoff
+from tawebeval_client.backoff import Backoff
+from tawebeval_client.http import HttpRequest, Repetition, RequestFailure, Response
+from tawebeval_client.operations import ClientSettings, normalize_server_url
 from tests import EXAMPLES
 from tests.cases.agents import Fate
 from tests.cases.client import ClientTestCase, Line, gathered, text

@@ -18,11 +18,11 @@ from typing import Any
 import httpx
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
-from tawebeval.client import http as http_module
-from tawebeval.client import sync_client as values_module
-from tawebeval.client.http import HttpRequest, SubmissionForm
-from tawebeval.core.backoff import Backoff
+from tawebeval_client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
+from tawebeval_client import http as http_module
+from tawebeval_client import sync_client as values_module
+from tawebeval_client.backoff import Backoff
+from tawebeval_client.http import HttpRequest, SubmissionForm
 from tests.cases.certificates import make_certificate
 from tests.cases.patience import PATIENCE
 

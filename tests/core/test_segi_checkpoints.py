@@ -12,8 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
 from tawebeval.core.events import EventBatch
-from tawebeval.core.results import ResultSummary
 from tawebeval.core.segi import MAX_HEADER_BYTES, Markers, SegiParser
+from tawebeval_client.results import ResultSummary
 from tests.cases.strategies import (
     MARKERS,
     MAX_FILE,

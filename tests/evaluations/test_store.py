@@ -33,7 +33,6 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Commit, ListEntry, StoredEvaluation, Submodule
-from tawebeval.core.results import ResultSummary
 from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import (
@@ -58,6 +57,7 @@ from tawebeval.evaluations.store import (
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
 from tawebeval.webhooks.records import CallbackRecord, CallbackState
+from tawebeval_client.results import ResultSummary
 from tests.fakes.world import InlineThreads, SlowThreads
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.client import Client, ClientError, Event, Page, sync_client
-from tawebeval.client.events import split_cursor
+from tawebeval_client import Client, ClientError, Event, Page, sync_client
+from tawebeval_client.events import split_cursor
 from tests.cases.client import REQUEST
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
 

@@ -22,8 +22,8 @@ from twisted.web.client import (
 )
 from twisted.web.websocket import WebSocketClientEndpoint
 
-from tawebeval import client as library
-from tawebeval.core.backoff import Backoff
+import tawebeval_client as library
+from tawebeval_client.backoff import Backoff
 from tests.cases.event_source import EventSource
 from tests.integration.client import Answer, Client, Event, SocketReader
 

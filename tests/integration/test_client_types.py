@@ -13,7 +13,7 @@ from tests.cases.documented import find_blocks
 from tests.cases.patience import LONG_PATIENCE
 from tests.run import ROOT
 
-DOCUMENTS = ("README.md", "docs/clients.md", "packaging/python/README.md")
+DOCUMENTS = ("README.md", "docs/clients.md", "tawebeval_client/README.md")
 INTEGRATIONS = ROOT / "examples" / "integrations"
 
 # Django has no types.
@@ -38,7 +38,7 @@ class TypeTests(SynchronousTestCase):
         self.folder.mkdir()
         (self.folder / "pyproject.toml").write_text(CONFIGURATION)
         # Not by a path: beside it is a folder named as the package Twisted.
-        (self.folder / "tawebeval").symlink_to(ROOT / "tawebeval")
+        (self.folder / "tawebeval_client").symlink_to(ROOT / "tawebeval_client")
         for document in DOCUMENTS:
             name = document.replace("/", "_").removesuffix(".md").lower()
             for number, block in enumerate(find_blocks(ROOT / document, "python")):

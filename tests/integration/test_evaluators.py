@@ -6,7 +6,7 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
-from tawebeval.client import Client, Data, EvaluationError
+from tawebeval_client import Client, Data, EvaluationError
 from tests.integration.client import failure, python, text
 from tests.integration.wire import evaluators
 

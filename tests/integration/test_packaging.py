@@ -14,9 +14,13 @@ import tarfile
 import tempfile
 import zipfile
 from email import message_from_bytes
+from email.message import Message
+from importlib.metadata import distribution
 from pathlib import Path
 
 import attrs
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
@@ -37,6 +41,28 @@ import tawebeval, twisted.plugins.tawebeval_plugin as module
 from twisted.application.service import IServiceMaker
 from twisted.plugin import getPlugins
 print(tawebeval.__file__, module.__file__, module.tawebeval in getPlugins(IServiceMaker), sep="\\n")
+"""
+
+# What the client may need, directly or not; the last three with some versions of the others.
+ALLOWED = {
+    *("attrs", "httpx", "msgspec", "anyio", "certifi", "h11", "httpcore", "idna"),
+    *("sniffio", "typing-extensions", "exceptiongroup"),
+}
+
+# Imports all modules, and uses the client.
+USE = """\
+import sys, pkgutil, tawebeval_client
+from pathlib import Path
+for module in pkgutil.iter_modules(tawebeval_client.__path__, "tawebeval_client."):
+    __import__(module.name)
+once = tawebeval_client.backoff.Backoff(1, 0, 0)
+client = tawebeval_client.Client("http://127.0.0.1:9", request_backoff=once)
+try:
+    client.status("x")
+except tawebeval_client.Unavailable as error:
+    print(error)
+print(hasattr(tawebeval_client, "AsyncClient"), hasattr(tawebeval_client, "None"))
+print(Path(tawebeval_client.__file__).parent.parent, {"twisted", "tawebeval"} & {*sys.modules})
 """
 
 EPOCH = 1_800_000_000  # 2027
@@ -74,6 +100,10 @@ class Environment:
         beside = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
         (self.site / "beside.pth").write_text("\n".join(sorted(beside)) + "\n")
 
+    def list_files(self) -> set[Path]:
+        """Return all files of packages."""
+        return {path for path in self.site.rglob("*") if path.is_file()}
+
     def run(self, *arguments: str) -> str:
         """Return what this Python prints, started where nothing can be imported from."""
         return run(self.python, *arguments, cwd=self.work)
@@ -83,6 +113,20 @@ class Environment:
         self.run("-m", "pip", "install", *options, "--ignore-installed", *map(str, what))
 
 
+def find_requirements(requirements: list[str]) -> set[str]:
+    """Return the names of all distributions that these need, directly or not, without extras."""
+    found: set[str] = set()
+    rest = [Requirement(one) for one in requirements]
+    while rest:
+        one = rest.pop()
+        name = canonicalize_name(one.name)
+        if name in found or (one.marker and not one.marker.evaluate({"extra": ""})):
+            continue
+        found.add(name)
+        rest += [Requirement(text) for text in distribution(name).requires or ()]
+    return found
+
+
 @attrs.frozen
 class Built:
     """A copy of the checkout, and what was built from it."""
@@ -90,6 +134,7 @@ class Built:
     checkout: Path
     sdist: Path
     wheel: Path
+    client: Path
 
 
 def copy_checkout(folder: Path) -> None:
@@ -100,7 +145,7 @@ def copy_checkout(folder: Path) -> None:
 
 @functools.cache
 def build() -> Built:
-    """Build both, once; the wheel is built from what the source distribution holds."""
+    """Build all, once; the daemon's wheel is built from what the source distribution holds."""
     folder = Path(tempfile.mkdtemp(prefix="tawebeval-")).resolve()
     atexit.register(shutil.rmtree, folder)
     checkout, dist = folder / "checkout", folder / "dist"
@@ -108,8 +153,9 @@ def build() -> Built:
     # It must not be shipped, and whoever has run twistd in a checkout has one.
     (checkout / "twisted" / "plugins" / "dropin.cache").touch()
     load_script("release").build_distributions(checkout, dist, EPOCH)
-    name = f"tawebeval-{__version__}"
-    return Built(checkout, dist / f"{name}.tar.gz", dist / f"{name}-py3-none-any.whl")
+    ending = f"-{__version__}-py3-none-any.whl"
+    wheels = dist / f"tawebeval{ending}", dist / f"tawebeval_client{ending}"
+    return Built(checkout, dist / f"tawebeval-{__version__}.tar.gz", *wheels)
 
 
 class PackagingTests(SynchronousTestCase):
@@ -142,7 +188,42 @@ class PackagingTests(SynchronousTestCase):
         self.assertFalse((root / "twisted" / "plugins" / "__init__.py").exists())
 
     def test_wheel_installs_package_and_plugin(self) -> None:
-        self.check_installed(self.built.wheel)
+        self.check_installed(self.built.wheel, self.built.client)
+
+    def test_uninstalling_either_distribution_leaves_the_other_alone(self) -> None:
+        wheels = {"tawebeval": self.built.wheel, "tawebeval-client": self.built.client}
+        for removed, wheel in wheels.items():
+            environment = Environment(self.checkout.with_name(f"without {removed}"))
+            environment.install(*({*wheels.values()} - {wheel}))
+            before = environment.list_files()
+            environment.install(wheel)
+            self.assertGreater(environment.list_files(), before)
+            environment.run("-m", "pip", "uninstall", "--quiet", "--yes", removed)
+            self.assertEqual(environment.list_files(), before)
+
+    def test_client_works_with_its_requirements_alone(self) -> None:
+        folder = self.checkout.with_name(self._testMethodName)
+        folder.mkdir()
+        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+        python = folder / "venv" / "bin" / "python"
+        (site,) = folder.glob("venv/lib/python*/site-packages")
+        with zipfile.ZipFile(self.built.client) as wheel:
+            wheel.extractall(site)
+        needed = find_requirements(self.read_metadata(self.built.client).get_all("Requires-Dist"))
+        self.assertLessEqual(needed, ALLOWED)
+        for name in needed:
+            for file in distribution(name).files or ():
+                top = file.parts[0]
+                if top not in ("..", "__pycache__") and not (site / top).exists():
+                    (site / top).symlink_to(Path(str(distribution(name).locate_file(top))))
+        self.assertEqual(
+            run(python, "-I", "-c", USE, cwd=folder).splitlines(),
+            [
+                "cannot connect to http://127.0.0.1:9: connection refused",
+                "True False",
+                f"{site} set()",
+            ],
+        )
 
     def test_builds_in_two_directories_are_the_same(self) -> None:
         folder = self.checkout.with_name(self._testMethodName)
@@ -152,17 +233,21 @@ class PackagingTests(SynchronousTestCase):
             path.chmod(path.stat().st_mode & 0o700)
             os.utime(path, (EPOCH - 9, EPOCH - 9))
         load_script("release").build_distributions(checkout, dist, EPOCH)
-        for built in (self.built.sdist, self.built.wheel):
+        for built in (self.built.sdist, self.built.wheel, self.built.client):
             self.assertEqual((dist / built.name).read_bytes(), built.read_bytes(), built.name)
         with tarfile.open(self.built.sdist) as sdist:
             self.assertEqual({member.mtime for member in sdist.getmembers()}, {EPOCH})
 
     def test_editable_install_finds_the_plugin_in_the_checkout(self) -> None:
-        self.check_installed("--editable", self.checkout, at=self.checkout)
+        client = ("--editable", self.checkout / "tawebeval_client")
+        self.check_installed(*client, "--editable", self.checkout, at=self.checkout)
 
-    def test_wheel_has_the_package_and_nothing_else(self) -> None:
-        with zipfile.ZipFile(self.built.wheel) as wheel:
-            names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    def test_wheels_have_their_package_and_nothing_else(self) -> None:
+        package = self.checkout / "tawebeval_client"
+        modules = {f"tawebeval_client/{path.name}" for path in package.glob("*.py")}
+        names = {name for name in self.names(self.built.client) if ".dist-info/" not in name}
+        self.assertEqual(names, {*modules, "tawebeval_client/py.typed"})
+        names = {name for name in self.names(self.built.wheel) if ".dist-info/" not in name}
         package = self.checkout / "tawebeval"
         parts = [*package.rglob("*.py"), *(package / "web" / "static").iterdir()]
         parts.append(package / "web" / "openapi.json")
@@ -182,25 +267,36 @@ class PackagingTests(SynchronousTestCase):
         with tarfile.open(self.built.sdist) as sdist:
             names = {name.partition("/")[2] for name in sdist.getnames()}
         folders = "benchmarks debian docs etc examples packaging requirements scripts systemd tests"
+        paths = [*(self.checkout / "tawebeval_client").iterdir()]
         for folder in folders.split():
-            for path in (self.checkout / folder).rglob("*"):
-                name = str(path.relative_to(self.checkout))
-                self.assertTrue(name in names or path.is_dir(), name)
+            paths += (self.checkout / folder).rglob("*")
+        for path in paths:
+            name = str(path.relative_to(self.checkout))
+            self.assertTrue(name in names or path.is_dir(), name)
         for name in ("LICENSE", "Makefile", "README.md", "setup.py", "tawebeval/py.typed"):
             self.assertIn(name, names)
         self.assertEqual([name for name in names if name.endswith("dropin.cache")], [])
         self.assertNotIn("twisted/__init__.py", names)
 
     def test_metadata_has_the_licence_and_absolute_links(self) -> None:
-        with zipfile.ZipFile(self.built.wheel) as wheel:
-            (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-            metadata = message_from_bytes(wheel.read(name))
-        self.assertEqual(metadata["License-Expression"], "MIT")
-        self.assertEqual(metadata.get_all("License-File"), ["LICENSE"])
-        self.assertIn(f"{name.partition('/')[0]}/licenses/LICENSE", self.names(self.built.wheel))
-        description = metadata.get_payload()
-        self.assertIn("A daemon that runs evaluators", description)
-        self.assertEqual(re.findall(r"\]\((?!https?://)", description), [])
+        for wheel, words in (
+            (self.built.wheel, "A daemon that runs evaluators"),
+            (self.built.client, "follow the events"),
+        ):
+            metadata = self.read_metadata(wheel)
+            self.assertEqual(metadata["Version"], __version__)
+            self.assertEqual(metadata["License-Expression"], "MIT")
+            self.assertEqual(metadata.get_all("License-File"), ["LICENSE"])
+            (name,) = (each for each in self.names(wheel) if each.endswith("/licenses/LICENSE"))
+            with zipfile.ZipFile(wheel) as file:
+                self.assertEqual(file.read(name), (CHECKOUT / "LICENSE").read_bytes())
+            description = metadata.get_payload()
+            self.assertIn(words, description)
+            self.assertEqual(re.findall(r"\]\((?!https?://)", description), [])
+
+    def test_daemon_requires_its_own_version_of_the_client(self) -> None:
+        required = self.read_metadata(self.built.wheel).get_all("Requires-Dist")
+        self.assertIn(f"tawebeval-client=={__version__}", required)
 
     def test_oldest_setuptools_builds_the_same_wheel(self) -> None:
         folder = self.checkout.with_name(self._testMethodName)
@@ -211,6 +307,11 @@ class PackagingTests(SynchronousTestCase):
         run(*command, self.checkout, cwd=folder, PYTHONPATH=str(folder / "oldest"))
         (wheel,) = folder.glob("*.whl")
         self.assertEqual(self.names(wheel), self.names(self.built.wheel))
+
+    def read_metadata(self, wheel: Path) -> Message:
+        with zipfile.ZipFile(wheel) as file:
+            (name,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+            return message_from_bytes(file.read(name))
 
     def names(self, wheel: Path) -> list[str]:
         with zipfile.ZipFile(wheel) as file:

@@ -13,6 +13,7 @@ from unittest import SkipTest
 from twisted.trial.unittest import TestCase
 
 import tawebeval
+import tawebeval_client
 from tawebeval.sandbox.bubblewrap import TOOLS_NAME
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
@@ -121,7 +122,9 @@ class ClosedDirectoryTests(RootTestCase):
         super().setUp()
         self.closed = self.folder / "closed"
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(Path(tawebeval.__file__).parent, self.closed / "tawebeval", ignore=ignored)
+        for package in (tawebeval, tawebeval_client):
+            folder = Path(package.__file__).parent
+            shutil.copytree(folder, self.closed / folder.name, ignore=ignored)
         subprocess.run(["chown", "-R", "root:", str(self.closed)], check=True)
         subprocess.run(["chmod", "-R", "go=", str(self.closed)], check=True)
         self.variables = {"PYTHONPATH": str(self.closed), **self.places}

@@ -19,7 +19,6 @@ from tawebeval import __version__, errors
 from tawebeval.config import MIB, Configuration
 from tawebeval.core import form, names
 from tawebeval.core.evaluations import IDENTIFIER_PATTERN
-from tawebeval.core.results import MAX_GOAL_NAMES_BYTES, MAX_GOALS, VERDICTS
 from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_MEDIA_TYPES
@@ -28,6 +27,7 @@ from tawebeval.web.server import messages
 from tawebeval.web.server.messages import MAX_NUMBER_DIGITS
 from tawebeval.web.streams import HEARTBEAT_SECONDS
 from tawebeval.webhooks.records import CallbackState
+from tawebeval_client.results import MAX_GOAL_NAMES_BYTES, MAX_GOALS, VERDICTS
 from tests.cases import described
 from tests.cases.described import DOCUMENT, complaints, operations, resolve
 from tests.cases.web import CallerTestCase, WebTestCase

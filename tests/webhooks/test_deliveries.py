@@ -19,7 +19,6 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings
-from tawebeval.core.backoff import Backoff, RequestOutcome
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
 from tawebeval.webhooks import deliveries
 from tawebeval.webhooks.deliveries import (
@@ -30,6 +29,7 @@ from tawebeval.webhooks.deliveries import (
 )
 from tawebeval.webhooks.records import CallbackRecord, CallbackState
 from tawebeval.webhooks.signing import parse_secrets
+from tawebeval_client.backoff import Backoff, RequestOutcome
 from tests.cases.secrets import NEW, OLD, format_secret
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH

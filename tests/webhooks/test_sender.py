@@ -41,7 +41,6 @@ from twisted.web.server import NOT_DONE_YET
 from zope.interface import implementer
 
 from tawebeval.config import CallbackSettings
-from tawebeval.core.backoff import RequestOutcome
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ForbiddenHost
@@ -59,6 +58,7 @@ from tawebeval.webhooks.deliveries import (
     make_callback_queue,
 )
 from tawebeval.webhooks.records import parse_callback_url
+from tawebeval_client.backoff import RequestOutcome
 from tests.cases.secrets import OLD, format_secret
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH

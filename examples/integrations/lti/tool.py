@@ -33,7 +33,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 
-from tawebeval.client import (
+from tawebeval_client import (
+    Backoff,
     Client,
     ClientError,
     EvaluationGone,
@@ -41,7 +42,6 @@ from tawebeval.client import (
     Refused,
     UnknownEvaluation,
 )
-from tawebeval.core.backoff import Backoff
 
 MOST_BYTES = 1 << 20  # of a request
 LOGIN_SECONDS, SESSION_SECONDS, SCORE_SECONDS = 600, 8 * 3600, 7 * 86400

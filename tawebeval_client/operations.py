@@ -24,8 +24,14 @@ from uuid import uuid4
 import attrs
 import msgspec
 
-from tawebeval import __version__
-from tawebeval.client.events import (
+from tawebeval_client import __version__
+from tawebeval_client.backoff import (
+    Backoff,
+    RequestOutcome,
+    classify_http_status,
+    parse_retry_after,
+)
+from tawebeval_client.events import (
     Data,
     EvaluationError,
     Event,
@@ -34,7 +40,7 @@ from tawebeval.client.events import (
     parse_page,
     split_cursor,
 )
-from tawebeval.client.http import (
+from tawebeval_client.http import (
     Content,
     EvaluationGone,
     HttpRequest,
@@ -49,8 +55,7 @@ from tawebeval.client.http import (
     build_refusal,
     parse_response,
 )
-from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status, parse_retry_after
-from tawebeval.core.results import MAX_RESULT_BYTES, ResultSummary
+from tawebeval_client.results import MAX_RESULT_BYTES, ResultSummary
 
 REQUEST_BACKOFF = Backoff(
     max_attempts=7, first_delay_seconds=0.5, max_delay_seconds=10, max_retry_after_seconds=120

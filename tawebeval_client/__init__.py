@@ -17,10 +17,11 @@ pauses by two methods of its client, and `ClientSettings`, the arguments that th
   consecutive ones, and an `Outcome` how an evaluation has ended.
 - `ClientError` is the base of all exceptions: `Unavailable` when no usable response
   came, `Refused` and its subclasses when the server refuses the request.
+- A `Backoff` says how often, and after which pauses, a request is repeated (`backoff`).
 
-Callers are other people's programs (docs/clients.md) and the package `cli`. The daemon does not
-import the client, and the client imports only `core` and `errors` of the package. It is also
-distributed without the daemon, as `tawebeval-client`.
+Callers are other people's programs (docs/clients.md) and `tawebeval.cli`. The distribution
+`tawebeval-client` has this package alone, and that of the daemon depends on it: `results` and
+`backoff` serve both. The client imports nothing of the daemon.
 """
 
 from __future__ import annotations
@@ -28,33 +29,36 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tawebeval.client.events import (
-    Data,
-    EvaluationError,
-    Event,
-    File,
-    Outcome,
-    Page,
-    Text,
-    Unknown,
-)
-from tawebeval.client.http import (
-    ClientError,
-    EvaluationGone,
-    Forbidden,
-    InvalidRequest,
-    NamedFile,
-    Refused,
-    Unavailable,
-    UnknownEvaluation,
-)
-
 if TYPE_CHECKING:
-    from tawebeval.client.async_client import AsyncClient
-    from tawebeval.client.sync_client import Client
+    from tawebeval_client.async_client import AsyncClient
+    from tawebeval_client.backoff import Backoff
+    from tawebeval_client.events import (
+        Data,
+        EvaluationError,
+        Event,
+        File,
+        Outcome,
+        Page,
+        Text,
+        Unknown,
+    )
+    from tawebeval_client.http import (
+        ClientError,
+        EvaluationGone,
+        Forbidden,
+        InvalidRequest,
+        NamedFile,
+        Refused,
+        Unavailable,
+        UnknownEvaluation,
+    )
+    from tawebeval_client.sync_client import Client
+
+__version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "Backoff",
     "Client",
     "ClientError",
     "Data",
@@ -74,11 +78,19 @@ __all__ = [
     "UnknownEvaluation",
 ]
 
-_DRIVERS = {"AsyncClient": "async_client", "Client": "sync_client"}
+_MODULES = ("backoff", "events", "http", "sync_client", "async_client")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a client when it is used: httpx takes 0.1 s of processor time."""
-    if name in _DRIVERS:
-        return getattr(import_module(f"{__name__}.{_DRIVERS[name]}"), name)
+    """Import what is used: httpx, of the last two modules, takes 0.1 s of processor time."""
+    if name in __all__:
+        for module in _MODULES:
+            found = vars(import_module(f"{__name__}.{module}"))
+            if name in found:
+                return found[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return all names, for `help` and pydoc."""
+    return [*globals(), *__all__]

@@ -1,4 +1,4 @@
-"""`core.backoff`: what an answer means, and when to try again."""
+"""`tawebeval_client.backoff`: what an answer means, and when to try again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.backoff import Backoff, RequestOutcome, classify_http_status, parse_retry_after
+from tawebeval_client.backoff import (
+    Backoff,
+    RequestOutcome,
+    classify_http_status,
+    parse_retry_after,
+)
 
 BACKOFFS = st.builds(
     Backoff,

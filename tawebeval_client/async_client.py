@@ -11,10 +11,10 @@ from contextlib import ExitStack
 import attrs
 import httpx
 
-from tawebeval.client import operations
-from tawebeval.client.http import FormBody, HttpRequest, RequestFailure, Response
-from tawebeval.client.operations import ClientSettings
-from tawebeval.client.sync_client import (
+from tawebeval_client import operations
+from tawebeval_client.http import FormBody, HttpRequest, RequestFailure, Response
+from tawebeval_client.operations import ClientSettings
+from tawebeval_client.sync_client import (
     CONNECTION_POOL_SETTINGS,
     HTTPX_PROXY_ERRORS,
     HTTPX_REQUEST_ERRORS,

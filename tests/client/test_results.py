@@ -1,4 +1,4 @@
-"""`core.results`: the summary of an evaluator's results."""
+"""`tawebeval_client.results`: the summary of an evaluator's results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.results import (
+from tawebeval.core.segi import SegiParser
+from tawebeval_client.results import (
     MAX_GOAL_NAMES_BYTES,
     MAX_GOALS,
     MAX_RESULT_BYTES,
@@ -21,7 +22,6 @@ from tawebeval.core.results import (
     ResultSummary,
     judge_evaluation,
 )
-from tawebeval.core.segi import SegiParser
 from tests.cases.strategies import BYTE_BY_BYTE, MARKERS, Chunk, chunks_of
 
 EMPTY = {"goals": {}, "goals_omitted": 0, "cases": {}, "progress": None, "score": None}

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
-from tawebeval.core.results import judge_evaluation
+from tawebeval_client.results import judge_evaluation
 
 _CURSOR = re.compile(r"[A-Za-z0-9_-]+")
 

@@ -23,8 +23,8 @@ import attrs
 import httpcore
 import httpx
 
-from tawebeval.client import operations
-from tawebeval.client.http import (
+from tawebeval_client import operations
+from tawebeval_client.http import (
     MAX_RESPONSE_BODY,
     HttpRequest,
     Repetition,
@@ -32,8 +32,7 @@ from tawebeval.client.http import (
     Response,
     describe_broken_connection,
 )
-from tawebeval.client.operations import ClientSettings
-from tawebeval.errors import format_size
+from tawebeval_client.operations import ClientSettings
 
 _FIRST_BYTES = b"H\x05"  # of an answer: HTTP/1.1, or version 5 of a SOCKS proxy
 
@@ -163,7 +162,7 @@ class BodyCollector:
         """Add a piece. Raises UnusableBody."""
         self._room -= len(piece)
         if self._room < 0:
-            raise UnusableBody(f"the answer is larger than {format_size(MAX_RESPONSE_BODY)}")
+            raise UnusableBody(f"the answer is larger than {MAX_RESPONSE_BODY >> 20} MiB")
         self._pieces.append(piece)
 
     def make_response(self) -> Response:

@@ -26,12 +26,10 @@ from uuid import uuid4
 import attrs
 import msgspec
 
-from tawebeval.errors import TawebevalError
-
 _LONGEST_QUOTE = 2000  # characters of a server's words in a message
 
 
-class ClientError(TawebevalError):
+class ClientError(Exception):
     """The base of all errors of a request."""
 
 
