@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin
 
 import attrs
 from twisted.internet.error import ProcessTerminated
@@ -117,6 +116,10 @@ _EXPLANATIONS = {
     r"returned error: (429|5\d\d)": (
         "the git server cannot answer now (HTTP status {}); try again later"
     ),
+    r"returned error: 30[12378](?!\d)": (
+        "the repository has moved, and redirects are not followed; use its new URL, which `git"
+        " ls-remote URL` prints"
+    ),
     "dumb http transport|not valid: is this a git|invalid server response|bad line length": (
         "repository[url] leads to a web page or a server of plain files, not to a git server; use"
         " the URL for `git clone`"
@@ -155,11 +158,6 @@ _EXPLANATIONS = {
         "git refuses a malformed object of the repository ({}); find it by `git fsck` in a clone"
     ),
 }
-REDIRECT_PATTERN = re.compile(r"^(?!remote:).*returned error: 30[12378]$", re.MULTILINE)
-"""The server of the repository has answered with a redirect."""
-
-_LOCATION = re.compile(r"<= Recv header: location: (\S{1,1000})", re.IGNORECASE)
-_WEB_URL = re.compile(r"https?://[!-?A-~]{1,300}")  # of printable characters, without user name
 _REMOTE = re.compile("^remote:.*\n?", re.MULTILINE)
 _FATAL = re.compile("^(?:fatal|error): (.+)$", re.MULTILINE)
 _OUT_OF_MEMORY = "out of memory|cannot allocate memory|unable to create thread"
@@ -494,25 +492,6 @@ def explain_fetch_failure(stderr: str) -> str:
     found = _FATAL.search(stderr)
     reason = f": {found[1][:_EXCERPT]}" if found else "; see stderr"
     return f"git could not fetch the repository{reason}"
-
-
-def explain_redirect(url: str, trace: str) -> str:
-    """Return the message about a redirect of the repository's URL.
-
-    `trace` is stderr with GIT_CURL_VERBOSE, which has the new URL.
-    """
-    found = _LOCATION.search(trace)
-    try:
-        location = urljoin(f"{url.rstrip('/')}/info/refs", found[1]) if found else ""
-    except ValueError:  # of an IPv6 address
-        location = ""
-    target = location.partition("?")[0]
-    moved = target.removesuffix("/info/refs")
-    if not _WEB_URL.fullmatch(target):
-        return "the repository has moved, and redirects are not followed; use its new URL"
-    if moved != target:
-        return f"the repository has moved to {moved}; use this URL in repository[url]"
-    return f"the git server redirects to {target}: {_UNKNOWN_OR_PRIVATE}"
 
 
 def is_git_killed_by_kernel(status: int, stderr: str) -> bool:

@@ -33,16 +33,14 @@ from twisted.internet.defer import DeferredLock
 from tawebeval.core.evaluations import Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import ResolvedGitRemote
-from tawebeval.deferreds import WorkerThreads
+from tawebeval.deferreds import SingleFlight, WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.command import (
     COMMIT_MISSING_PATTERN,
     COMMIT_UNADVERTISED_PATTERN,
-    REDIRECT_PATTERN,
     GitResult,
     GitRunner,
     explain_fetch_failure,
-    explain_redirect,
 )
 from tawebeval.git.fetch_limits import (
     COMMIT_MARKERS_DIRECTORY,
@@ -118,7 +116,9 @@ class BareRepository:
     """The repository in the directory `path`, which the first fetch creates.
 
     One fetch runs at a time. `has_many_packs` tells that fetches have added so many files that git
-    gets slower.
+    gets slower. The cache sets `size`, in bytes, and counts `users`; one with users is not evicted.
+    It drops a damaged one at once, and removes it when nobody uses it any more. Those who fetch the
+    same share one of `shared_fetches`, whose keys end with the bytes that may be fetched.
     """
 
     path: Path
@@ -128,6 +128,11 @@ class BareRepository:
     _limits: FetchLimits
     _lfs: LfsClient
     has_many_packs: bool = False
+    size: int = 0
+    users: int = 0
+    shared_fetches: SingleFlight[tuple[Repository, str, int], Commit] = attrs.field(
+        factory=SingleFlight
+    )
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
     _fetches: int = 0
 
@@ -375,7 +380,7 @@ class BareRepository:
             elif COMMIT_MISSING_PATTERN.search(result.stderr):
                 break
             elif not COMMIT_UNADVERTISED_PATTERN.search(result.stderr):
-                raise await self._servers.explain_failure(route, login, result)
+                raise _make_git_failure(explain_fetch_failure(result.stderr), result)
         branch = repository.branch
         if branch and await self._servers.find_branch(repository, credential) is None:
             message = f"branch {branch!r} and no commit {oid}; push them, or correct the form"
@@ -471,38 +476,23 @@ class GitServers:
         """Return the OID of the branch, None without one. Raises: EvaluationFailure."""
         ref = f"refs/heads/{repository.branch}"
         route, login = await self.find_route(repository.url, credential)
-        result = await self._list_refs(route, login, ref)
-        if result.status:
-            raise await self.explain_failure(route, login, result)
-        # git also lists other refs that end in this name.
-        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", result.stdout, re.MULTILINE)
-        return found and found[1]
-
-    async def _list_refs(
-        self, route: ResolvedGitRemote, login: Login | None, ref: str, **environment: str
-    ) -> GitResult:
         # Without a repository, which might be fetched into, evicted or removed meanwhile.
-        return await self._git.run_command(
+        result = await self._git.run_command(
             None,
             *("ls-remote", "--heads", *_get_serve_arguments(route)),
             *("--end-of-options", route.url, ref),
-            environment={**route.environment, **environment},
+            environment=route.environment,
             login=login,
             source=route.local_path,
             reach=SandboxAccess(
                 readable_paths=route.readable_paths, has_network=route.local_path is None
             ),
         )
-
-    async def explain_failure(
-        self, route: ResolvedGitRemote, login: Login | None, result: GitResult
-    ) -> EvaluationFailure:
-        """Return the error of a fetch. Where a redirect leads git says only if it is asked to."""
-        message = explain_fetch_failure(result.stderr)
-        if REDIRECT_PATTERN.search(result.stderr):
-            traced = await self._list_refs(route, login, "HEAD", GIT_CURL_VERBOSE="1")
-            message = explain_redirect(route.url, traced.stderr)
-        return _make_git_failure(message, result)
+        if result.status:
+            raise _make_git_failure(explain_fetch_failure(result.stderr), result)
+        # git also lists other refs that end in this name.
+        found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", result.stdout, re.MULTILINE)
+        return found and found[1]
 
     async def find_route(
         self, url: str, credential: Credential | None

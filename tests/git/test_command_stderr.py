@@ -8,10 +8,8 @@ from tawebeval.git.command import (
     COMMIT_MISSING_PATTERN,
     COMMIT_UNADVERTISED_PATTERN,
     DISK_ERROR_PATTERN,
-    REDIRECT_PATTERN,
     REPOSITORY_CORRUPT_PATTERN,
     explain_fetch_failure,
-    explain_redirect,
     is_git_killed_by_kernel,
     is_git_memory_exhausted,
 )
@@ -113,6 +111,7 @@ class ClassificationTests(SynchronousTestCase):
             ("ERROR: Repository not found.\nfatal: Could not read", "does not exist"),
             ("git@h: Permission denied (publickey).\nfatal: x", "needs credentials"),
             (f"{ACCESS} The requested URL returned error: 403", "access (HTTP status 403)"),
+            (f"{ACCESS} The requested URL returned error: 301", "has moved"),
             (f"{ACCESS} The requested URL returned error: 502", "answer now (HTTP status 502)"),
             (
                 "fatal: dumb http transport does not support shallow capabilities",
@@ -152,6 +151,7 @@ class ClassificationTests(SynchronousTestCase):
                 "malformed object of the repository (hasDotgit: contains '.git')",
             ),
             ("remote: Host key verification failed\nfatal: early EOF", "repository: early EOF"),
+            ("remote: x returned error: 301\nfatal: early EOF", "repository: early EOF"),
             (
                 "warning: x\nfatal: unable to access 'u': timeout\nx",
                 ": unable to access 'u': timeout",
@@ -159,36 +159,6 @@ class ClassificationTests(SynchronousTestCase):
             ("strange", "; see stderr"),
         ):
             self.assertIn(words, explain_fetch_failure(printed))
-
-    def test_redirect_is_recognised_unless_the_server_printed_it(self) -> None:
-        self.assertIsNone(
-            REDIRECT_PATTERN.search(f"remote: {ACCESS} The requested URL returned error: 301")
-        )
-        self.assertIsNone(
-            REDIRECT_PATTERN.search(f"{ACCESS} The requested URL returned error: 404")
-        )
-        self.assertTrue(REDIRECT_PATTERN.search(f"{ACCESS} The requested URL returned error: 301"))
-        unknown = explain_fetch_failure("fatal: repository 'https://g/' not found")
-        unnamed = "the repository has moved, and redirects are not followed; use its new URL"
-        for location, message in (
-            (
-                "/b.git/info/refs?service=git-upload-pack",
-                "the repository has moved to https://h/b.git; use this URL in repository[url]",
-            ),
-            (
-                "https://g/sign_in?next=secret",
-                f"the git server redirects to https://g/sign_in: {unknown}",
-            ),
-            ("http://[::1/x", unnamed),
-            ("file:///info/refs", unnamed),
-            ("https://a:b@h/x/info/refs", unnamed),
-            ("https://h/\x1b/info/refs", unnamed),
-            (f"https://h/{'x' * 400}/info/refs", unnamed),
-        ):
-            trace = f"12:00 http.c:1 <= Recv header: Location: {location}\nfatal: x"
-            for url in ("https://h/a", "https://h/a/"):
-                self.assertEqual(explain_redirect(url, trace), message)
-        self.assertEqual(explain_redirect("https://h/a", "fatal: x"), unnamed)
 
     def test_exit_status_tells_that_git_itself_was_killed(self) -> None:
         for status in (-9, 137, -7, 135):
