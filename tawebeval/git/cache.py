@@ -94,26 +94,6 @@ class _CheckoutRequest:
 
 
 @attrs.define(eq=False)
-class _Entry:
-    """A repository in the cache; `size` in bytes. One with users is not evicted.
-
-    A damaged one leaves the cache at once, and is removed when nobody uses it any more. `stem` is
-    the beginning of its name, and of those of its checkouts.
-    """
-
-    stem: str
-    bare: BareRepository
-    size: int = 0
-    users: int = 0
-    fetches: SingleFlight[tuple[Repository, str, int], Commit] = attrs.field(factory=SingleFlight)
-
-    @property
-    def path(self) -> Path:
-        """Its directory."""
-        return self.bare.path
-
-
-@attrs.define(eq=False)
 class RepositoryCache:
     """Checked-out trees of commits, fetched at most once, in the directory `root`.
 
@@ -134,7 +114,7 @@ class RepositoryCache:
     counters: GitCacheCounters = attrs.field(factory=GitCacheCounters)
     _servers: GitServers = attrs.field(init=False)
     # By their names, checkouts by the first two parts; the least recently used first.
-    _stored: OrderedDict[str, _Entry | _StoredCheckout] = attrs.field(factory=OrderedDict)
+    _stored: OrderedDict[str, BareRepository | _StoredCheckout] = attrs.field(factory=OrderedDict)
     _creations: SingleFlight[str, None] = attrs.field(factory=SingleFlight)
     _leftovers: list[Path] = attrs.field(factory=list)  # to be removed
 
@@ -146,7 +126,9 @@ class RepositoryCache:
         """The bytes of `repositories` and of `checkouts` on the disk."""
         sizes = {"repositories": 0, "checkouts": 0}
         for stored in self._stored.values():
-            sizes["repositories" if isinstance(stored, _Entry) else "checkouts"] += stored.size
+            sizes["repositories" if isinstance(stored, BareRepository) else "checkouts"] += (
+                stored.size
+            )
         return sizes
 
     def load_existing(self, on_load: Callable[[], object] = lambda: None) -> None:
@@ -157,10 +139,10 @@ class RepositoryCache:
         """
         for _, path in sorted((path.lstat().st_mtime, path) for path in self._root.iterdir()):
             if path.suffix == ".git" and not path.is_symlink():
-                entry = self._add(path.name)
+                bare = self._add(path.name)
                 try:
-                    entry.bare.remove_files_of_killed_git()
-                    entry.size = entry.bare.measure_disk_bytes()
+                    bare.remove_files_of_killed_git()
+                    bare.size = bare.measure_disk_bytes()
                 except OSError as error:
                     log.warn("{path} cannot be used: {error}", path=path, error=error)
                     self._leftovers.append(self._detach(path.name))
@@ -186,16 +168,16 @@ class RepositoryCache:
         stored = self._find_checkout(_key(path.name))
         return Checkout(commit, path, lambda: None) if stored is None else stored.use(commit)
 
-    def _add(self, name: str) -> _Entry:
+    def _add(self, name: str) -> BareRepository:
         bare = BareRepository(
             self._root / name, self._git, self._threads, self._servers, self._limits, self._lfs
         )
-        entry = self._stored[name] = _Entry(bare.path.stem, bare)
-        return entry
+        self._stored[name] = bare
+        return bare
 
-    def _find_entry(self, name: str) -> _Entry | None:
+    def _find_repository(self, name: str) -> BareRepository | None:
         found = self._stored.get(name)
-        return found if isinstance(found, _Entry) else None
+        return found if isinstance(found, BareRepository) else None
 
     def checkout_needs_network(
         self, repository: Repository, oid: str, caller: str = ANONYMOUS_CALLER
@@ -207,8 +189,8 @@ class RepositoryCache:
         if not self._remotes.check_url(repository.url):
             return False
         credential = self._keyring.choose_credential(repository.url, caller)
-        entry = self._find_entry(self._name(repository.url, credential))
-        commit = entry.bare.find_fetched_commit(oid) if entry is not None and oid else None
+        bare = self._find_repository(self._name(repository.url, credential))
+        commit = bare.find_fetched_commit(oid) if bare is not None and oid else None
         # For submodules, which may be on any host, it may.
         return commit is None or bool(commit.submodules)
 
@@ -241,20 +223,20 @@ class RepositoryCache:
     ) -> Checkout:
         self._remotes.check_url(repository.url)
         credential = self._keyring.choose_credential(repository.url, caller)
-        async with self._use(repository.url, credential) as entry:
+        async with self._use(repository.url, credential) as bare:
             request = _CheckoutRequest(repository, oid, caller, credential, budget)
             submodule_count = budget.submodule_count
-            commit = entry.bare.find_fetched_commit(oid)
-            had_commits = commit is not None or entry.bare.has_commits
+            commit = bare.find_fetched_commit(oid)
+            had_commits = commit is not None or bare.has_commits
             try:
-                return await self._provide(entry, request, commit)
+                return await self._provide(bare, request, commit)
             except EvaluationFailure as error:
                 # Without a commit the cached repository is not damaged: the server's is. An error
                 # with a path is that of a submodule, which has a repository of its own.
                 stderr = str(error.extra_members.get("stderr", ""))
                 is_ours = error.reason != "lost" and "path" not in error.extra_members
                 # By another user that has found it damaged: git fails in many words.
-                is_dropped = self._is_dropped(entry)
+                is_dropped = self._is_dropped(bare)
                 is_damaged = is_dropped or (
                     had_commits and REPOSITORY_CORRUPT_PATTERN.search(stderr) is not None
                 )
@@ -262,22 +244,22 @@ class RepositoryCache:
                     raise
                 log.warn(
                     "{path} is damaged; fetching it again: {stderr}",
-                    path=entry.bare.path,
+                    path=bare.path,
                     stderr=stderr,
                 )
-            if not self._is_dropped(entry):
-                entry.bare.path = self._detach(entry.bare.path.name)
+            if not self._is_dropped(bare):
+                bare.path = self._detach(bare.path.name)
         budget.submodule_count = submodule_count
         return await self._check_out(repository, oid, caller, budget, is_repaired=True)
 
     async def _provide(
-        self, entry: _Entry, request: _CheckoutRequest, commit: Commit | None
+        self, bare: BareRepository, request: _CheckoutRequest, commit: Commit | None
     ) -> Checkout:
         """Return the checkout of a commit; `commit` is None unless the cache has it."""
         if commit is None:
             # A fetch with a smaller budget may fail where this one would not.
             wanted = request.repository, request.oid, request.budget.remaining_bytes
-            commit = await entry.fetches.run_once(wanted, lambda: self._fetch(entry, request))
+            commit = await bare.shared_fetches.run_once(wanted, lambda: self._fetch(bare, request))
         self._limits.tree_limits.check_tree(commit.file_count, commit.size)
         with ExitStack() as used:
             parts = []
@@ -285,7 +267,7 @@ class RepositoryCache:
                 part = await self._check_out_submodule(submodule, request)
                 used.callback(part.release)
                 parts.append((submodule.path, part))
-            return await self._provide_tree(entry, commit, parts)
+            return await self._provide_tree(bare, commit, parts)
 
     async def _check_out_submodule(
         self, submodule: Submodule, request: _CheckoutRequest
@@ -309,14 +291,14 @@ class RepositoryCache:
 
     async def _provide_tree(
         self,
-        entry: _Entry,
+        bare: BareRepository,
         commit: Commit,
         parts: Sequence[tuple[str, Checkout]],
     ) -> Checkout:
         """Return the checkout of a commit, with the submodules in `parts` at their paths."""
 
         async def write(tree: Path, index: Path) -> tuple[int, int]:
-            await entry.bare.check_out_commit(commit, tree, index)
+            await bare.check_out_commit(commit, tree, index)
             for path, part in parts:
                 await self._threads.run_in_thread(copy_tree, part.path, tree, path)
             return whole.file_count, whole.size
@@ -332,7 +314,9 @@ class RepositoryCache:
             size=commit.size + sum(part.commit.size for _, part in parts),
         )
         self._limits.tree_limits.check_tree(whole.file_count, whole.size)
-        return await self._get_or_create_checkout(entry.stem, whole, write, content=content)
+        return await self._get_or_create_checkout(
+            bare.path.name[:40], whole, write, content=content
+        )
 
     async def _get_or_create_checkout(
         self, repository: str, commit: Commit, write: WriteTree, *, content: str = ""
@@ -433,27 +417,27 @@ class RepositoryCache:
         return hashlib.sha256(named).hexdigest()[:40] + ".git"
 
     @asynccontextmanager
-    async def _use(self, url: str, credential: Credential | None) -> AsyncIterator[_Entry]:
+    async def _use(self, url: str, credential: Credential | None) -> AsyncIterator[BareRepository]:
         name = self._name(url, credential)
-        entry = self._find_entry(name) or self._add(name)
-        entry.users += 1
+        bare = self._find_repository(name) or self._add(name)
+        bare.users += 1
         try:
-            yield entry
+            yield bare
         finally:
-            entry.users -= 1
-            is_dropped = self._is_dropped(entry)
+            bare.users -= 1
+            is_dropped = self._is_dropped(bare)
             # Otherwise made-up URLs would fill memory and disk.
-            is_worthless = not entry.bare.has_commits or entry.bare.has_many_packs
+            is_worthless = not bare.has_commits or bare.has_many_packs
             if not is_dropped:
                 self._stored.move_to_end(name)  # after its checkouts, which need no network
-            if not entry.users and (is_dropped or is_worthless):
-                path = entry.bare.path if is_dropped else self._detach(name)
+            if not bare.users and (is_dropped or is_worthless):
+                path = bare.path if is_dropped else self._detach(name)
                 await self._threads.run_in_thread(remove_tree, path)
 
-    async def _fetch(self, entry: _Entry, request: _CheckoutRequest) -> Commit:
+    async def _fetch(self, bare: BareRepository, request: _CheckoutRequest) -> Commit:
         begin, ended = self._limits.clock.seconds(), "failed"
         try:
-            commit = await entry.bare.fetch_commit(
+            commit = await bare.fetch_commit(
                 request.repository, request.oid, request.credential, request.budget
             )
             ended = "fetched"
@@ -465,7 +449,7 @@ class RepositoryCache:
         finally:
             self.counters.fetch_counts[ended] += 1
             self.counters.fetch_durations.record_value(self._limits.clock.seconds() - begin)
-            entry.size = await self._threads.run_in_thread(entry.bare.measure_disk_bytes)
+            bare.size = await self._threads.run_in_thread(bare.measure_disk_bytes)
             await self._evict()
 
     async def _remove_leftovers(self, leftovers: Sequence[Path]) -> None:
@@ -488,7 +472,7 @@ class RepositoryCache:
         excess = []
         for kinds, capacity in (
             (_StoredCheckout, self._capacity // 2),
-            (_StoredCheckout | _Entry, self._capacity),
+            (_StoredCheckout | BareRepository, self._capacity),
         ):
             used = sum(one.size for one in self._stored.values() if isinstance(one, kinds))
             for name, stored in list(self._stored.items()):
@@ -498,9 +482,9 @@ class RepositoryCache:
                     log.info("{path} is evicted from the cache", path=name)
         return excess
 
-    def _is_dropped(self, entry: _Entry) -> bool:
+    def _is_dropped(self, bare: BareRepository) -> bool:
         """Tell whether a repository has left the cache; its users go on with it."""
-        return self._stored.get(entry.bare.path.name) is not entry
+        return self._stored.get(bare.path.name) is not bare
 
     def _detach(self, name: str) -> Path:
         """Rename a directory out of the cache, if it exists; return the new path, for removal."""
