@@ -35,13 +35,11 @@ How fast the daemon is, compared with simple programs that do the same work.
 
 - `python -m benchmarks --write` writes this page, except the last section. Each module in
   `benchmarks/rows/` says what it measures, and what its baseline is.
-- Everything runs on one machine, over loopback. Daemon and baseline alternate, and the ratio (ours
-  to the baseline) is formed within each round, so other load hardly changes it.
-- Figures are medians of the rounds. In brackets are the least and the greatest ratio, or figure
-  without a baseline. A target in brackets is optional.
+- Everything runs on one machine. Daemon and baseline alternate, and the ratio (ours to the
+  baseline) is formed within each round, so other load hardly changes it.
+- Figures are medians of the rounds, with the least and the greatest in brackets. A target in
+  brackets is optional.
 - "By processor time" means per second of processor time of the program.
-- Ours is the daemon under twistd, over HTTP. Three benchmarks use its modules in a small program:
-  stdout, floods and memory.
 """
 
 

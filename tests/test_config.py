@@ -660,7 +660,7 @@ class DocumentedDefaultTests(SynchronousTestCase):
                 written = float(number.replace(",", "")) * UNITS.get(unit, 1)
                 self.assertEqual(written, found, f"{page.name}: {setting}")
                 shown.add(setting)
-        self.assertGreater(len(shown), 12)
+        self.assertGreater(len(shown), 5)
 
 
 class ExamplesTests(SynchronousTestCase):
