@@ -31,12 +31,12 @@ from tawebeval.cli.runtime import (
     open_context,
 )
 from tawebeval.cli.servers import add_server_options
-from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tawebeval.errors import format_size
 
 _ROW = "{:<40}  {:<24}  {:>6}  {:<20.40}  {}"
 _AGE = re.compile("([0-9]{1,9})(s|min|h|d)")
 _SIZES = ("memory", "file_size", "disk", "output", "stderr", "peak_memory_bytes", "buffered_bytes")
+STATES = ("queued", "fetching", "running", "finished", "failed", "cancelled")  # of --state
 _DAY = 86400  # seconds
 _AGE_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
 
@@ -121,7 +121,7 @@ def cancel(identifier: str, server: ServerAccess) -> None:
 @click.command("list")
 @click.option(
     "--state",
-    type=click.Choice(CLIENT_VISIBLE_STATES),
+    type=click.Choice(STATES),
     help="List only evaluations in this state.",
 )
 @label_option(help="List only evaluations with this label.")

@@ -36,7 +36,7 @@ from tawebeval.cli.runtime import (
     report_failure,
 )
 from tawebeval.config import MAX_TREE_FILES, Configuration
-from tawebeval.core.evaluations import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
 from tawebeval.core.events import (
     EventMemory,
     make_page,
@@ -52,7 +52,6 @@ from tawebeval.core.form import (
     parse_limits,
     parse_submission_file,
 )
-from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.configuration import check_visible_paths, read_configuration
 from tawebeval.daemon.process import reset_inherited_signals, use_monotonic_clock
 from tawebeval.deferreds import FairQueue, WorkerThreads

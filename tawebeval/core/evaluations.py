@@ -1,4 +1,4 @@
-"""Values about evaluations: identifiers, commits, counters, and the cursors of lists.
+"""Values about evaluations: states, identifiers, commits, counters, and the cursors of lists.
 
 Identifiers prove that this daemon issued them. An identifier is random bytes and a MAC of them
 under the daemon's key, in lower-case base32. The MAC also covers the name of the caller: for any
@@ -30,6 +30,7 @@ from base64 import b32decode, b32encode
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from heapq import merge
 from operator import attrgetter
 from pathlib import Path
@@ -39,7 +40,6 @@ import attrs
 import msgspec
 import orjson
 
-from tawebeval.core.states import EvaluationState
 from tawebeval.errors import FailureReason, InvalidCursor
 
 SECRET_KEY_BYTES = 32
@@ -55,6 +55,63 @@ DAEMON_NAME_PATTERN = r"[a-z0-9]{1,16}"
 
 IDENTIFIER_PATTERN = rf"(?:{DAEMON_NAME_PATTERN}-)?{_FORM.pattern}"
 """The pattern of the identifiers of any daemon, with a name or without."""
+
+
+class EvaluationState(StrEnum):
+    """State of an evaluation.
+
+    In the first three states the daemon works on the evaluation, in the next three clients may read
+    its events, and in the last two only its identifier is left.
+    """
+
+    QUEUED = "queued"
+    FETCHING = "fetching"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DRAINED = "drained"
+    EXPIRED = "expired"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no event can follow."""
+        return self not in (
+            EvaluationState.QUEUED,
+            EvaluationState.FETCHING,
+            EvaluationState.RUNNING,
+        )
+
+
+_BAD_ENDS = frozenset({EvaluationState.FAILED, EvaluationState.CANCELLED})
+_FORGOTTEN = frozenset({EvaluationState.DRAINED, EvaluationState.EXPIRED})
+
+CLIENT_VISIBLE_STATES = tuple(state.value for state in EvaluationState if state not in _FORGOTTEN)
+"""The states that clients can see."""
+
+TRANSITIONS: Mapping[EvaluationState, frozenset[EvaluationState]] = {
+    EvaluationState.QUEUED: _BAD_ENDS | {EvaluationState.FETCHING},
+    # An evaluation that was fetched before a slot was free is queued again.
+    EvaluationState.FETCHING: _BAD_ENDS | {EvaluationState.QUEUED, EvaluationState.RUNNING},
+    EvaluationState.RUNNING: _BAD_ENDS | {EvaluationState.FINISHED},
+    EvaluationState.FINISHED: _FORGOTTEN,
+    EvaluationState.FAILED: _FORGOTTEN,
+    EvaluationState.CANCELLED: _FORGOTTEN,
+    EvaluationState.DRAINED: frozenset(),
+    EvaluationState.EXPIRED: frozenset(),
+}
+"""The states that may follow each state; docs/api.md names the events that lead to them."""
+
+
+class IllegalTransition(AssertionError):
+    """A transition that `TRANSITIONS` does not have: a bug."""
+
+
+def check_transition(before: EvaluationState, after: EvaluationState) -> EvaluationState:
+    """Return `after`, the state after `before`. Raises IllegalTransition."""
+    if after not in TRANSITIONS[before]:
+        raise IllegalTransition(f"an evaluation cannot become {after.value} when {before.value}")
+    return after
 
 
 @attrs.frozen

@@ -28,8 +28,12 @@ from twisted.logger import Logger
 
 from tawebeval import __version__
 from tawebeval.archive.archive import ArchiveLossReason
-from tawebeval.core.evaluations import SHORT_DURATION_BOUNDS, EvaluationCounters, Histogram
-from tawebeval.core.states import EvaluationState
+from tawebeval.core.evaluations import (
+    SHORT_DURATION_BOUNDS,
+    EvaluationCounters,
+    EvaluationState,
+    Histogram,
+)
 from tawebeval.daemon.logging import LineWriter
 from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ServerBusy, SetupProblem, format_size

@@ -27,7 +27,9 @@ from twisted.internet.interfaces import IReactorTime
 from tawebeval.archive.archive import ArchivedEvents
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import (
+    CLIENT_VISIBLE_STATES,
     DaemonListPage,
+    EvaluationState,
     ListEntry,
     encode_compact_json,
     make_invalid_cursor_error,
@@ -47,7 +49,6 @@ from tawebeval.core.events import (
 )
 from tawebeval.core.form import LABEL_FIELD_PATTERN, LIMIT_UNITS, format_label_name_error
 from tawebeval.core.names import PROBLEM_NAME_PATTERN
-from tawebeval.core.states import CLIENT_VISIBLE_STATES, EvaluationState
 from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, ServerStopping
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
@@ -199,7 +200,8 @@ _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask
 class EventRequests:
     """Requests for the events of all evaluations in memory.
 
-    - `on_reader_left(evaluation)`: called when a stream or the wait of a poll has ended.
+    - `on_reader_left(evaluation)`: called when a stream or the wait of a poll has ended that has
+      read an evaluation which is forgotten.
     - `subscriptions`: those of the streams at work.
     - `archived`: where `read_page` and `open_subscription` find what is forgotten.
 
@@ -305,7 +307,8 @@ class EventRequests:
                 self._records.note_observer_request(evaluation)
             else:
                 self._records.note_reading_end(evaluation)
-            self._on_reader_left(evaluation)
+            if evaluation.final_state is not None:
+                self._on_reader_left(evaluation)
 
     @contextmanager
     def _follow(

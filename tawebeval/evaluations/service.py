@@ -15,10 +15,14 @@ from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive
 from tawebeval.archive.files import KeptSubmission
-from tawebeval.core.evaluations import IdentifierIssuer, StoredEvaluation, encode_compact_json
+from tawebeval.core.evaluations import (
+    EvaluationState,
+    IdentifierIssuer,
+    StoredEvaluation,
+    encode_compact_json,
+)
 from tawebeval.core.form import draw_seed, pack_request
 from tawebeval.core.shares import RetrySchedule, Share
-from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, make_one_shot_event, run_in_background
 from tawebeval.errors import (
@@ -262,18 +266,21 @@ class EvaluationRegistry:
         uploads: Path,
         resume_checkout: ResumeCheckout,
     ) -> None:
-        """Take over the evaluations of an earlier process, in the order of their acceptance.
+        """Take over the evaluations of an earlier process, which are in the order of acceptance.
 
         `uploads` is the directory of their files that have not begun. Blocks, for some milliseconds
         each.
         """
         # Otherwise those that wait would take the slots of those that run.
-        for row in sorted(rows, key=lambda row: row.run is None):
+        for row in rows:
+            if row.run is not None:
+                self.run_queue.take_slot_unconditionally(row.identifier, row.caller)
+        for row in rows:
             try:
                 self._restore(row, uploads, resume_checkout)
             except Exception:  # noqa: BLE001  (the others go on; its row stays)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=row.log_name)
-        self.records.sort_by_acceptance()
+                self.run_queue.release_slot(row.identifier)
 
     def _restore(
         self, details: EvaluationDetails, uploads: Path, resume_checkout: ResumeCheckout
@@ -300,7 +307,6 @@ class EvaluationRegistry:
         else:
             evaluation.stop_reason = stop_reason
             if details.run is not None:
-                self.run_queue.take_slot_unconditionally(details.identifier, details.caller)
                 resume_run(evaluation, resume_checkout, self.run_queue)
             else:
                 requeue_evaluation(evaluation, self.run_queue)

@@ -23,7 +23,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration, SlurmJobSettings
-from tawebeval.core.evaluations import Checkout, Commit, TakeTree
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState, TakeTree
 from tawebeval.core.events import (
     LOST_EVENT,
     EventRing,
@@ -31,7 +31,6 @@ from tawebeval.core.events import (
 )
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
-from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.building import Build, BuildPlan, plan_build

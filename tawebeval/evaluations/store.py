@@ -38,9 +38,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.evaluations import Commit, ListEntry, StoredEvaluation
+from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry, StoredEvaluation
 from tawebeval.core.form import EvaluationRequest, pack_request, unpack_request
-from tawebeval.core.states import EvaluationState
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import (

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
-from tawebeval.core.evaluations import Checkout, Commit, IdentifierIssuer
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState, IdentifierIssuer
 from tawebeval.core.events import (
     EMPTY_BATCH,
     EventBatch,
@@ -20,7 +20,6 @@ from tawebeval.core.events import (
     EventsEvicted,
 )
 from tawebeval.core.form import pack_request
-from tawebeval.core.states import EvaluationState
 from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation

@@ -1,4 +1,4 @@
-"""`core.evaluations`: identifiers, counters, and lists over several daemons."""
+"""`core.evaluations`: transitions, identifiers, counters, and lists over several daemons."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -21,20 +22,47 @@ from tawebeval.core.evaluations import (
     LONG_DURATION_BOUNDS,
     SECRET_KEY_BYTES,
     SHORT_DURATION_BOUNDS,
+    TRANSITIONS,
     DaemonListPage,
     EvaluationCounters,
+    EvaluationState,
     Histogram,
     IdentifierIssuer,
+    IllegalTransition,
     ListEntry,
     MergedListCursor,
     MergedListPage,
+    check_transition,
     make_list_page,
     merge_list_pages,
     parse_list_cursor,
     parse_list_page,
 )
-from tawebeval.core.states import TRANSITIONS, EvaluationState
 from tawebeval.errors import InvalidCursor
+
+API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+
+
+class TransitionTests(SynchronousTestCase):
+    def test_every_state_has_a_row_in_the_table_of_transitions(self) -> None:
+        self.assertEqual(set(TRANSITIONS), set(EvaluationState))
+        for state in EvaluationState:
+            for following in EvaluationState:
+                if following in TRANSITIONS[state]:
+                    self.assertIs(check_transition(state, following), following)
+                else:
+                    error = self.assertRaises(IllegalTransition, check_transition, state, following)
+                    self.assertIn(following.value, str(error))
+                    self.assertIn(state.value, str(error))
+
+    def test_documented_states_are_those_of_the_table(self) -> None:
+        section = API.read_text("utf-8").partition("### States")[2]
+        rows = re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section.partition("\n#")[0], re.M)
+        shown = {name: set(re.findall(r"`(\w+)`", following)) for name, following in rows}
+        self.assertEqual(
+            shown,
+            {state.value: {one.value for one in TRANSITIONS[state]} for state in EvaluationState},
+        )
 
 
 class HistogramTests(SynchronousTestCase):

@@ -19,9 +19,8 @@ from tawebeval.config import (
     SandboxSettings,
     SlurmJobSettings,
 )
-from tawebeval.core.evaluations import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
 from tawebeval.core.form import Repository, SubmissionFile
-from tawebeval.core.states import EvaluationState
 from tawebeval.deferreds import FairQueue, OneShotEvent
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.building import plan_build

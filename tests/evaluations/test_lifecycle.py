@@ -13,6 +13,7 @@ import attrs
 from twisted.logger import LogEvent, Logger, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration
+from tawebeval.core.evaluations import EvaluationState
 from tawebeval.core.form import (
     LIMIT_UNITS,
     MAX_FIELDS,
@@ -23,7 +24,6 @@ from tawebeval.core.form import (
     pack_request,
     unpack_request,
 )
-from tawebeval.core.states import EvaluationState
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation

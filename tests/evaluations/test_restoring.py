@@ -113,6 +113,16 @@ class WaitingTests(RestoringTestCase):
         self.assertNotIn(self.accept(), identifiers)
         self.assertEqual(self.registry.records.last_sequence_number, 5)
 
+    def test_run_keeps_its_slot_and_its_place_behind_one_that_was_accepted_before(self) -> None:
+        self.world.repositories.remote = self.world.repositories.gate.shut = True
+        first = self.accept()
+        self.world.repositories.remote = self.world.repositories.gate.shut = False
+        second = self.accept()
+        self.assertEqual(self.states(first, second), ["fetching", "running"])
+        self.restart()
+        self.assertEqual(self.states(first, second), ["queued", "running"])
+        self.assertEqual([entry["evaluation_id"] for entry in self.list_all()], [first, second])
+
     def test_commit_that_was_being_fetched_is_fetched_again(self) -> None:
         self.world.repositories.remote = self.world.repositories.gate.shut = True
         identifier = self.accept()

@@ -31,15 +31,6 @@ class AcceptTests(RegistryTestCase):
         self.assertEqual([s["state"] for s in seen], ["running", "finished", "running", "queued"])
         self.assertEqual([s["queue_place"] for s in seen], [None, None, None, 0])
 
-    def test_restored_evaluations_are_listed_in_the_order_of_acceptance(self) -> None:
-        records = self.registry.records
-        for number in (6, 2, 4):
-            records.last_sequence_number = number - 1
-            self.accept()
-        records.sort_by_acceptance()
-        listed = records.list_evaluations([""], 0, 2)
-        self.assertEqual([record.details.sequence_number for record in listed], [2, 4])
-
     def test_seed_is_the_clients_or_one_is_drawn_and_told(self) -> None:
         given = self.registry.get_status(self.accept(seed=0))["seed"]
         self.assertEqual(given, 0)

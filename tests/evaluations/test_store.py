@@ -32,8 +32,13 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.evaluations import Commit, ListEntry, StoredEvaluation, Submodule
-from tawebeval.core.states import EvaluationState
+from tawebeval.core.evaluations import (
+    Commit,
+    EvaluationState,
+    ListEntry,
+    StoredEvaluation,
+    Submodule,
+)
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import (
     ConfigurationError,

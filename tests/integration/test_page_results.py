@@ -6,8 +6,8 @@ import json
 from http import HTTPStatus
 from typing import Any
 
+from tawebeval.core.evaluations import CLIENT_VISIBLE_STATES
 from tawebeval.core.form import LIMIT_UNITS
-from tawebeval.core.states import CLIENT_VISIBLE_STATES
 from tests.integration.browser import DESKTOP, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.harness import CONFIGURATION

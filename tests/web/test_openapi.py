@@ -16,10 +16,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__, errors
+from tawebeval.cli.evaluations import STATES
 from tawebeval.config import MIB, Configuration
 from tawebeval.core import form, names
-from tawebeval.core.evaluations import IDENTIFIER_PATTERN
-from tawebeval.core.states import CLIENT_VISIBLE_STATES
+from tawebeval.core.evaluations import CLIENT_VISIBLE_STATES, IDENTIFIER_PATTERN
 from tawebeval.errors import FailureReason
 from tawebeval.web.events import OFFERED_MEDIA_TYPES
 from tawebeval.web.routes import OPENAPI_PATH, STATIC_RESOURCES, make_app
@@ -169,6 +169,7 @@ class ContentTests(SynchronousTestCase):
 
     def test_states_are_those_of_status_and_callbacks(self) -> None:
         self.assertEqual(SCHEMAS["State"]["enum"], list(CLIENT_VISIBLE_STATES))
+        self.assertEqual(STATES, CLIENT_VISIBLE_STATES)
         callbacks = [state.value for state in CallbackState]
         self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], callbacks)
 
