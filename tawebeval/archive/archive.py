@@ -17,8 +17,8 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
@@ -56,6 +56,8 @@ The disk is full or fails; the evaluation alone exceeds `archive.size`; a defect
 
 MAX_REMOVALS_PER_STEP = 100
 """Evaluations that one step removes, at most; after it an evaluation may be archived."""
+WRITER_THREADS = 4
+"""Evaluations that are archived at once: each waits for the disk and for Python's lock."""
 READER_THREADS, READS_PER_CALLER = 2, 1
 """Reads of the archive at once: of all callers, and of one. Others wait in fair turns."""
 
@@ -118,7 +120,7 @@ def make_steady_clock() -> Callable[[], float]:
 
 @attrs.define(eq=False)
 class EvaluationArchive:
-    """The archive in `directory`; `_writer`, a pool of one thread, makes all changes.
+    """The archive in `directory`, written and removed from by the `_writers`.
 
     `_min_free_bytes` stay free on its file system. `archived_count` and `loss_counts_by_reason`
     count evaluations that were archived or not. `on_removal(identifier)` is called when the files
@@ -130,7 +132,7 @@ class EvaluationArchive:
     settings: ArchiveSettings
     _min_free_bytes: int
     _rows: ArchiveRows
-    _writer: WorkerThreads
+    _writers: WorkerThreads
     _readers: WorkerThreads
     _format_time: Callable[[float], str]
     _read_clock: Callable[[], float] = attrs.field(factory=make_steady_clock)
@@ -147,7 +149,7 @@ class EvaluationArchive:
         ),
         init=False,
     )
-    _changes: FairQueue = attrs.field(factory=lambda: FairQueue(1))
+    _changes: FairQueue = attrs.field(factory=lambda: FairQueue(WRITER_THREADS))
     _has_started: bool = False
     _has_counted: bool = False  # the rows of earlier processes
     _is_removing: bool = False
@@ -183,7 +185,7 @@ class EvaluationArchive:
         """
         async with self._changes.take_turn(ended.caller):
             try:
-                stored = await self._writer.run_in_thread(self._write_files, ended)
+                stored = await self._writers.run_in_thread(self._write_files, ended)
             except ArchiveFileTooLarge as error:
                 if error.max_bytes < self.settings.size:
                     reserve = format_size(self._min_free_bytes)
@@ -199,7 +201,7 @@ class EvaluationArchive:
             try:
                 await save_row(stored)
             except StoreError:
-                await self._writer.run_in_thread(self._unlink, ended.identifier)
+                await self._writers.run_in_thread(self._unlink, ended.identifier)
                 raise
             self.archived_count += 1
             self.evaluation_count += 1
@@ -223,7 +225,7 @@ class EvaluationArchive:
         target = self._locate(ended.identifier, "jsonl")
         for directory in (self.directory, self.directory / "files", target.parent):
             directory.mkdir(mode=0o700, exist_ok=True)
-        status = os.statvfs(self.directory)
+        status = os.statvfs(self.directory)  # what others write meanwhile may exceed it
         free = status.f_bavail * status.f_frsize - self._min_free_bytes
         new = target.with_suffix(_PART)
         try:
@@ -298,9 +300,17 @@ class EvaluationArchive:
         finally:
             self._is_removing = False
 
+    @asynccontextmanager
+    async def _take_all_turns(self) -> AsyncIterator[None]:
+        """Let nothing be archived meanwhile; two such calls at once would wait for ever."""
+        async with AsyncExitStack() as turns:
+            for _ in range(WRITER_THREADS):
+                await turns.enter_async_context(self._changes.take_turn(ANONYMOUS_CALLER))
+            yield
+
     async def _count_rows(self) -> None:
         """Count what is archived, also by earlier processes. Raises: StoreError."""
-        async with self._changes.take_turn(ANONYMOUS_CALLER):
+        async with self._take_all_turns():
             await self._rows.flush()
             found = await self._rows.count_archived()
             self.evaluation_count = sum(count for count, _ in found.values())
@@ -309,7 +319,7 @@ class EvaluationArchive:
                 self._share.take(size - self._share.used_by_caller[caller], caller)
             self._has_counted = True
             files = self.directory / "files"
-            if not found and await self._writer.run_in_thread(lambda: any(files.glob("*/*"))):
+            if not found and await self._writers.run_in_thread(lambda: any(files.glob("*/*"))):
                 log.error(
                     "archive: {path} has evaluations that the store does not know; restore the"
                     " store from a backup, or remove this directory",
@@ -318,11 +328,11 @@ class EvaluationArchive:
 
     async def _remove_some(self) -> bool:
         """Remove up to `MAX_REMOVALS_PER_STEP`; return whether others may be left to remove."""
-        async with self._changes.take_turn(ANONYMOUS_CALLER):
+        async with self._take_all_turns():
             latest = self._read_clock() - self.settings.days * _DAY
             rows = await self._rows.list_oldest_archived(MAX_REMOVALS_PER_STEP, ended_before=latest)
             rows = rows or await self._list_excess()
-            removed = await self._writer.run_in_thread(self._remove, rows)
+            removed = await self._writers.run_in_thread(self._remove, rows)
             for identifier, _, _ in removed:
                 if not self.on_removal(identifier):
                     self._rows.delete(identifier)

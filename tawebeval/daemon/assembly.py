@@ -30,7 +30,7 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 from zope.interface import implementer
 
 from tawebeval import __version__
-from tawebeval.archive.archive import READER_THREADS, EvaluationArchive
+from tawebeval.archive.archive import READER_THREADS, WRITER_THREADS, EvaluationArchive
 from tawebeval.config import MAX_SUBMODULES, MAX_TREE_FILES, Configuration, HttpSettings
 from tawebeval.core.evaluations import IdentifierIssuer
 from tawebeval.core.events import EventMemory
@@ -589,7 +589,7 @@ def build_archive(base: AssemblyContext) -> EvaluationArchive | None:
         # More than the daemon needs to be ready.
         base.configuration.limits.free_disk_for_readiness * 9 // 8,
         base.store,
-        base.threads.make_threads(1, "archive", abandons_running_calls=True),
+        base.threads.make_threads(WRITER_THREADS, "archive", abandons_running_calls=True),
         base.threads.make_threads(READER_THREADS, "archived", abandons_running_calls=True),
         format_rfc3339_time,
     )

@@ -21,6 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.archive import archive as archive_module
 from tawebeval.archive.archive import (
     MAX_REMOVALS_PER_STEP,
+    WRITER_THREADS,
     ArchivedEvents,
     EndedEvaluation,
     EvaluationArchive,
@@ -92,6 +93,11 @@ def make_workspace(root: Path, packed: bytes, files: dict[str, bytes]) -> Worksp
 NOW = 1_700_000_000.0
 DAY = 24 * 60 * 60.0
 MIB = 2**20
+
+
+async def fail_with_store_error(_: object) -> None:
+    """Fail as the store does when the disk is full."""
+    raise StoreError
 
 
 class ArchiveTestCase(SynchronousTestCase):
@@ -244,7 +250,7 @@ class ReadingTests(ArchiveTestCase):
 class StoringTests(ArchiveTestCase):
     def test_ends_of_one_caller_do_not_delay_those_of_another(self) -> None:
         threads: Any = SlowThreads()
-        self.archive._writer = threads
+        self.archive._writers = threads
 
         async def save_row(_: StoredEvaluation) -> None:
             pass
@@ -252,7 +258,8 @@ class StoringTests(ArchiveTestCase):
         for caller in (*["alice"] * 50, "bob"):
             ended = EndedEvaluation(caller, caller, {"status": {}}, lambda: make_ring(3))
             done = Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
-        for _ in range(3):
+        self.assertEqual(len(threads.waiting), WRITER_THREADS)
+        for _ in range(2 * WRITER_THREADS + 1):
             threads.step()
         self.assertTrue(self.successResultOf(done))
         threads.finish()
@@ -468,15 +475,32 @@ class StartTests(ArchiveTestCase):
         self.store()
         size = self.archive.total_bytes
 
-        async def fail(_: object) -> None:
-            raise StoreError
-
-        with mock.patch.object(FakeStore, "count_archived", fail):
+        with mock.patch.object(FakeStore, "count_archived", fail_with_store_error):
             self.open()
         self.store("two")
         self.assertEqual(self.archive.evaluation_count, 1)
         self.run_now(self.archive.remove_excess())
         self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (2, 2 * size))
+
+    def test_evaluation_being_archived_is_counted_once(self) -> None:
+        self.store()
+        with mock.patch.object(FakeStore, "count_archived", fail_with_store_error):
+            self.open()
+        committed: Deferred[None] = Deferred()
+
+        async def save_row(stored: StoredEvaluation) -> None:
+            row = EvaluationDetails("two", b"", 0, caller="alice", archived=stored)
+            row.state_times["ended"] = NOW
+            self.rows.save(row)
+            await committed
+
+        ended = EndedEvaluation("two", "alice", {"status": {}}, lambda: make_ring(3))
+        stored = Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
+        counted = Deferred.fromCoroutine(self.archive.remove_excess())
+        committed.callback(None)
+        self.assertTrue(self.successResultOf(stored))
+        self.successResultOf(counted)
+        self.assertEqual(self.archive.evaluation_count, 2)
 
     def test_files_of_a_lost_store_stay_and_are_logged(self) -> None:
         self.store()
