@@ -38,6 +38,7 @@ from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import make_run, open_stdout
 from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
@@ -219,8 +220,14 @@ class SimulatedRun(SandboxedRun):
         workspace: Workspace,
         limits: LimitSettings,
     ) -> None:
-        super().__init__(workspace, SimulatedRunLimits(limits))
+        self.workspace, self.run_limits = workspace, SimulatedRunLimits(limits)
         self.adopt = adopt
+
+    def make_launch_spec(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> LaunchSpec:
+        """Raise: no program is started."""
+        raise NotImplementedError
 
     def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> int:
         """Return the number of the process, which is the command."""
@@ -248,6 +255,9 @@ class SimulatedRun(SandboxedRun):
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the process's exit."""
         return EvaluatorExit(status, number)
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 @attrs.define

@@ -73,8 +73,6 @@ _NICENESS = 10
 _GIT, _PROBE, _EVALUATION = "git", "probe", "evaluation-"
 _BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
 _KIB = 1024  # bytes: the unit of its `ru_maxrss`
-# Of `memory.stat`: the lines for memory that is no page cache, with that of the cgroups below.
-_ANONYMOUS = re.compile("^(?:anon|shmem) ([0-9]+)$", re.MULTILINE)
 _OF_PROCESS = re.compile(r"tawebeval-[a-z]+-(\d+)")
 
 log = Logger()
@@ -181,8 +179,7 @@ class EvaluationCgroup:
     def _read_cpu_seconds(self) -> float | None:
         if "cpu" not in self.resources:
             return None
-        used = self.directory.read_numbers("cpu.stat").get("usage_usec")
-        return None if used is None else used / 10**6
+        return self.directory.read_cpu_seconds()
 
     def is_over_cpu_limit(self, limit: float, measure: Callable[[], float]) -> bool:
         """Tell whether more than `limit` seconds of processor time are used.
@@ -211,9 +208,7 @@ class EvaluationCgroup:
         self._looked = now
         found: set[Resource] = set()
         if "memory" in self.resources:
-            with suppress(OSError):
-                used = sum(map(int, _ANONYMOUS.findall(self.directory.read_file("memory.stat"))))
-                self._most_memory = max(self._most_memory, used)
+            self._most_memory = max(self._most_memory, self.directory.read_current_memory())
             if _is_memory_exceeded(self.directory):
                 found.add("memory")
         if "processes" in self.resources and _is_process_limit_met(self.directory):
@@ -321,9 +316,6 @@ def is_delegated(path: str) -> bool:
     """
     if not os.path.isdir(SYSTEMD_MARKER_DIRECTORY):
         return True
-    with suppress(OSError):
-        if "user.delegate" in os.listxattr(path):
-            return True
     _, users, below = path.partition("/user@")
     if not users:
         return True

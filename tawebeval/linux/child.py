@@ -40,7 +40,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from tawebeval.linux.kernel_files import list_children, list_descendants, read_stat
+from tawebeval.linux.kernel_files import (
+    list_children,
+    list_descendants,
+    read_stat,
+    send_signal,
+)
 
 STDOUT, STDERR = 1, 2
 
@@ -240,12 +245,6 @@ _PAUSE = 0.002  # seconds between two searches for killed processes
 _MAX_SECONDS = 5  # for their end: later a process hangs in the kernel
 
 log = Logger()
-
-
-def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a process that may have ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
 
 
 def kill_adopted_process(pid: int, starter: int) -> None:

@@ -9,7 +9,6 @@ and rm(1), so that no stranger can use up the daemon's descriptors. Everything h
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import subprocess
@@ -141,18 +140,6 @@ def open_regular_file(path: Path) -> IO[bytes]:
         file.close()
         raise FileNotFoundError(errno.ENOENT, "not a file", str(path))
     return file
-
-
-def make_sealed_memfd(name: str, content: bytes) -> int:
-    """Return the descriptor of a file in memory that nobody can change. Raises: OSError.
-
-    Without seals a descriptor that was opened for reading can be opened for writing by proc(5).
-    """
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.pwrite(descriptor, content, 0)
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    return descriptor
 
 
 def open_directory_path(path: Path) -> int:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -47,6 +49,18 @@ def shorten_path(path: str) -> Iterator[str]:
         yield f"/proc/self/fd/{place}/{name}"
     finally:
         os.close(place)
+
+
+def make_sealed_memfd(name: str, content: bytes) -> int:
+    """Return the descriptor of a file in memory that nobody can change. Raises: OSError.
+
+    Without seals a descriptor that was opened for reading can be opened for writing by proc(5).
+    """
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.pwrite(descriptor, content, 0)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
 
 
 def has_process(pid: int) -> bool:
@@ -89,6 +103,26 @@ def list_descendants(pid: int | str) -> list[int]:
     for one in found:
         found.extend(list_children(one))
     return found
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process that may have ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def signal_sandbox(bwrap: int, number: int, signal_group: Callable[[int], object]) -> None:
+    """Send a signal to the processes in a sandbox; `bwrap` is the process that has made it.
+
+    bwrap itself gets none: it ends after the processes inside. If nothing is inside but the first
+    process, which ignores signals, the program has not begun or has ended: then kill everything,
+    by `signal_group` if nothing is inside.
+    """
+    inside = list_descendants(bwrap)
+    for pid in inside:
+        send_signal(pid, number if len(inside) > 1 else signal.SIGKILL)
+    if not inside:
+        signal_group(signal.SIGKILL)
 
 
 def measure_cpu_seconds(pid: int) -> float:
@@ -197,6 +231,16 @@ class CgroupDirectory:
                 if value.isdecimal():
                     found[key] = int(value)
         return found
+
+    def read_cpu_seconds(self) -> float | None:
+        """Return the processor time; None if it is not measured."""
+        used = self.read_numbers("cpu.stat").get("usage_usec")
+        return None if used is None else used / 1e6
+
+    def read_current_memory(self) -> int:
+        """Return the bytes of memory without the page cache now; 0 if unknown."""
+        held = self.read_numbers("memory.stat")
+        return held.get("anon", 0) + held.get("shmem", 0)
 
     def limit_memory(self, size: int) -> None:
         """Limit memory to `size` bytes, without swap; the kernel kills all processes together."""

@@ -66,7 +66,6 @@ the starter, once they are gone.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import fcntl
@@ -91,6 +90,7 @@ from tawebeval.linux.kernel_files import (
     call_libc,
     has_process,
     leave_parent_cgroup,
+    make_sealed_memfd,
     prctl,
     read_stat,
     shorten_path,
@@ -151,7 +151,7 @@ class LaunchSpec(NamedTuple):
 
     - `argv`, `environment`, `directory`: those of the program; its umask is 022, its stdin empty.
     - `descriptors`: what the program has open from `FIRST_PASSED_DESCRIPTOR` on. Each is an object
-      with one member: `text` or `base64`, the content of a file in memory; `read` or `append`, a
+      with one member: `text`, the content of a file in memory; `read` or `append`, a
       path; or `socket`, in a broker, its listening socket.
     - `procs_files`: the files of cgroups to which the process writes "0" to enter.
     - `rlimits`: soft and hard limit by the RLIMIT number of `resource`. The starter's own hard
@@ -313,8 +313,7 @@ class Program:
 
         - `status`, `rusage`: as of wait4(2); `time`: of the end, in seconds since the epoch. The
           three are missing while the program runs.
-        - `is_output_complete`: whether all that was printed is in the files, whose sizes are
-          stdout_bytes and stderr_bytes.
+        - `is_output_complete`: whether all that was printed is in the files.
         - `write_error`: the errno by which the disk has not taken output; null if it has.
         - `slow_read_seconds`: the processor time of slow reads.
         - `broker_pid`: the running broker, null without; `broker_error`: why it cannot be started.
@@ -325,10 +324,6 @@ class Program:
             "pid": self.pid,
             "start_time": self.start_time,
             "is_output_complete": self.is_complete,
-            **{
-                f"{what}_bytes": output.size
-                for what, output in zip(("stdout", "stderr"), self.outputs, strict=True)
-            },
             "write_error": errors[0] if errors else None,
             "slow_read_seconds": self.slow_seconds,
             "broker_pid": self.broker and (self.broker.pid or None),
@@ -923,16 +918,8 @@ def _open_descriptor(source: Mapping[str, str], listening: int | None) -> int:
     ((kind, value),) = source.items()
     if kind == "socket" and listening is not None:
         return listening
-    if kind in ("text", "base64"):
-        content = os.fsencode(value) if kind == "text" else base64.b64decode(value)
-        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        descriptor = os.memfd_create("content", flags)
-        with open(descriptor, "wb", buffering=0, closefd=False) as file:
-            file.write(content)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-        return descriptor
+    if kind == "text":
+        return make_sealed_memfd("content", os.fsencode(value))
     if kind == "append":
         return os.open(value, _FILE_FLAGS | os.O_APPEND, _PRIVATE)
     return os.open(value, os.O_RDONLY | os.O_CLOEXEC)

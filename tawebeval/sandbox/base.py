@@ -1,8 +1,8 @@
 """A sandbox and its runs with their limits: what all kinds share, and the kind without a sandbox.
 
 A `Sandbox` belongs to the daemon. It makes a `SandboxedRun` for each evaluation, which starts the
-evaluator and ends its processes, and whose `RunLimits` measure its usage. `LocalRun` uses the
-starter, on this machine. `LimitMonitor` checks the limits that the kernel does not enforce.
+evaluator by the starter and ends its processes, and whose `RunLimits` measure its usage.
+`LimitMonitor` checks the limits that the kernel does not enforce.
 
 These are the seam for other kinds of sandbox, such as containers or a cluster.
 `probe.open_sandbox` chooses the kind by the setting `sandbox.kind`.
@@ -36,8 +36,8 @@ from tawebeval.core.segi import add_tools_to_path
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups import CgroupManager, EvaluationCgroup, ResourceUsage
-from tawebeval.linux.child import kill_processes_below, send_signal
-from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds
+from tawebeval.linux.child import kill_processes_below
+from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds, send_signal
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import StartedProgram
 from tawebeval.linux.tail import TailedProcess
@@ -358,10 +358,11 @@ def convert_rlimit_names(rlimits: Mapping[str, tuple[int, int]]) -> Mapping[int,
 
 
 class SandboxedRun(ABC):
-    """One run of one evaluator: how it is started, signalled and ended.
+    """One run of one evaluator, in a cgroup, with a writable tree over the checkout.
 
     `start_evaluator` and `connect_process`, or `resume_process`, are called once, and `close` in
-    the end, also without a start.
+    the end, also without a start. A kind of sandbox says by a subclass which program runs the
+    command, how it is signalled and ended, and what its exit means.
 
     - `mount_point`: where the evaluator sees `workspace`; None if it sees the daemon's paths.
     - `run_limits`: its limits.
@@ -378,10 +379,20 @@ class SandboxedRun(ABC):
     has_external_queue = False
     runner_status: RunnerStatus | None = None
     job_settings: Sequence[SlurmJobSettings] = ()
+    _overlay: int | None = None  # a descriptor of its top
 
-    def __init__(self, workspace: Workspace, limits: RunLimits) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        checkout: Checkout,
+        limits: LimitSettings,
+        sandbox: Sandbox,
+    ) -> None:
         self.workspace = workspace
-        self.run_limits = limits
+        self.run_limits = RunLimits(limits, sandbox.cgroup_manager, workspace, checkout.commit)
+        self._checkout = checkout
+        self._sandbox = sandbox
+        self._trees = sandbox.writable_trees
 
     @property
     def limits(self) -> LimitSettings:
@@ -390,21 +401,53 @@ class SandboxedRun(ABC):
 
     @property
     def workspace_view(self) -> WorkspaceView:
-        """The paths under which the evaluator sees `workspace`."""
+        """The paths under which the evaluator sees `workspace`, with the tree of the overlay."""
         if self.mount_point is None:
-            return self.workspace.make_unsandboxed_view()
-        return self.workspace.make_sandboxed_view(self.mount_point)
+            view = self.workspace.make_unsandboxed_view()
+        else:
+            view = self.workspace.make_sandboxed_view(self.mount_point)
+        return attrs.evolve(view, tree_descriptor=self._overlay)
 
     def prepare_build(self) -> None:
         """Have the run, which is not started yet, build a tree that others will see."""
         self.copies_tree = True
 
     @abstractmethod
+    def make_launch_spec(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> LaunchSpec:
+        """Return the program by which the shell runs `command` in `directory`.
+
+        The program is a child of the starter, and its stdout and stderr are the evaluator's. For a
+        container it is a client that stays in the foreground, such as `podman run`. `directory` is
+        a path of the daemon's. `start_evaluator` adds cgroups, the nice value and limits of output.
+        Raises: OSError.
+        """
+
     def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Any:
         """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks.
 
         The result is for `connect_process`. Raises: OSError.
         """
+        # Other users can read the names of cgroups: the identifier must not be among them.
+        group = self.run_limits.make_cgroup(self.workspace.root.name)
+        launch = self.make_launch_spec(command, environment, directory)._replace(
+            procs_files=group.procs_files,
+            niceness=self._sandbox.cgroup_manager.evaluator_niceness,
+            stdout_limit=self.limits.output,
+            stderr_limit=self.limits.stderr,
+        )
+        started = self._trees.start_program(
+            self._checkout.path, self.workspace, launch, copies_tree=self.copies_tree
+        )
+        self._use_overlay(started.overlay_descriptor)
+        return started
+
+    def _use_overlay(self, descriptor: int | None) -> None:
+        """See the tree by the descriptor of its overlay, if there is one, in place of another."""
+        before, self._overlay = self._overlay, descriptor
+        if before is not None:  # last: its number may become that of any other directory
+            os.close(before)
 
     async def wait_for_evaluator_start(self, started: Any) -> None:  # noqa: B027
         """Wait until the evaluator runs, with `has_external_queue`. Raises: EvaluationFailure.
@@ -412,20 +455,23 @@ class SandboxedRun(ABC):
         A cancellation ends the started program.
         """
 
-    @abstractmethod
     def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
         """Let the started process drive `run`. Raises: OSError."""
+        return self._trees.connect_program(run, started)
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
         return self.run_limits.describe_for_resume()
 
-    @abstractmethod
     def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
         The first process may have ended, or be lost. Raises: OSError.
         """
+        self._use_overlay(self._trees.reopen_overlay(self.workspace))
+        self.run_limits.resume(left.description)
+        program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time)
+        return self._trees.connect_program(run, program, left.stdout_offset)
 
     @abstractmethod
     def send_signal(self, child: TailedProcess, number: int) -> None:
@@ -447,91 +493,15 @@ class SandboxedRun(ABC):
         """
 
     def close(self) -> None:
-        """Kill the remaining processes and remove what the start has made. Blocks.
+        """Kill the program, close the tree, and remove the cgroup with all processes. Blocks.
 
         Raises: OSError, if killed processes do not end soon; call again later.
         """
-        self.run_limits.close()
-
-
-class LocalRun(SandboxedRun):
-    """A run that the starter starts, in a cgroup, with a writable tree over the checkout.
-
-    A kind of sandbox says by a subclass which program runs the command.
-    """
-
-    _overlay: int | None = None  # a descriptor of its top
-
-    def __init__(
-        self,
-        workspace: Workspace,
-        checkout: Checkout,
-        limits: LimitSettings,
-        sandbox: Sandbox,
-    ) -> None:
-        cgroups = sandbox.cgroup_manager
-        super().__init__(workspace, RunLimits(limits, cgroups, workspace, checkout.commit))
-        self._checkout = checkout
-        self._sandbox = sandbox
-        self._trees = sandbox.writable_trees
-
-    @property
-    def workspace_view(self) -> WorkspaceView:
-        """The paths under which the evaluator sees `workspace`, with the tree of the overlay."""
-        return attrs.evolve(super().workspace_view, tree_descriptor=self._overlay)
-
-    @abstractmethod
-    def make_launch_spec(
-        self, command: str, environment: Mapping[str, str], directory: Path
-    ) -> LaunchSpec:
-        """Return the program by which the shell runs `command` in `directory`.
-
-        The program is a child of the starter, and its stdout and stderr are the evaluator's. For a
-        container it is a client that stays in the foreground, such as `podman run`. `directory` is
-        a path of the daemon's. `start_evaluator` adds cgroups, the nice value and limits of output.
-        Raises: OSError.
-        """
-
-    def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Any:
-        """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks."""
-        # Other users can read the names of cgroups: the identifier must not be among them.
-        group = self.run_limits.make_cgroup(self.workspace.root.name)
-        launch = self.make_launch_spec(command, environment, directory)._replace(
-            procs_files=group.procs_files,
-            niceness=self._sandbox.cgroup_manager.evaluator_niceness,
-            stdout_limit=self.limits.output,
-            stderr_limit=self.limits.stderr,
-        )
-        started = self._trees.start_program(
-            self._checkout.path, self.workspace, launch, copies_tree=self.copies_tree
-        )
-        self._use_overlay(started.overlay_descriptor)
-        return started
-
-    def _use_overlay(self, descriptor: int | None) -> None:
-        """See the tree by the descriptor of its overlay, if there is one, in place of another."""
-        before, self._overlay = self._overlay, descriptor
-        if before is not None:  # last: its number may become that of any other directory
-            os.close(before)
-
-    def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
-        """Let the started process drive `run`. Raises: OSError."""
-        return self._trees.connect_program(run, started)
-
-    def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> TailedProcess:
-        """Go on with a run that was started by another process of the daemon. Blocks."""
-        self._use_overlay(self._trees.reopen_overlay(self.workspace))
-        self.run_limits.resume(left.description)
-        program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time)
-        return self._trees.connect_program(run, program, left.stdout_offset)
-
-    def close(self) -> None:
-        """Kill the program, close the tree, and remove the cgroup. Blocks. Raises: OSError."""
         try:
             self._trees.forget_program(self.workspace)
         finally:
             self._use_overlay(None)  # last: it unmounts, for which the starter would hold up others
-            super().close()
+            self.run_limits.close()
 
 
 class Sandbox(Protocol):
@@ -560,7 +530,7 @@ class Sandbox(Protocol):
         """Close `writable_trees`, and what the sandbox itself has open. Blocks."""
 
 
-class UnsandboxedRun(LocalRun):
+class UnsandboxedRun(SandboxedRun):
     """The run of an evaluator with the rights of the daemon."""
 
     _sandbox: NoSandbox

@@ -301,11 +301,6 @@ class SubmissionCgroup(CgroupDirectory):
             self.limit_memory(memory)
             self.write_file("pids.max", processes + _OWN_PROCESSES)
 
-    def read_cpu_seconds(self) -> float | None:
-        """Return the processor time; None if it is not measured."""
-        used = self.read_numbers("cpu.stat").get("usage_usec")
-        return None if used is None else used / 1e6
-
     def read_peak_memory(self) -> int | None:
         """Return the peak of memory in bytes, less the page cache that is left; None if unknown."""
         peak = self.read_number("memory.peak")
@@ -313,11 +308,6 @@ class SubmissionCgroup(CgroupDirectory):
             return None
         held = self.read_numbers("memory.stat")
         return max(peak - max(held.get("file", 0) - held.get("shmem", 0), 0), 0)
-
-    def read_current_memory(self) -> int:
-        """Return the bytes of memory without the page cache now; 0 if unknown."""
-        held = self.read_numbers("memory.stat")
-        return held.get("anon", 0) + held.get("shmem", 0)
 
 
 def restore_signal_defaults() -> None:

@@ -25,7 +25,6 @@ machine sees the source repository instead.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import hashlib
@@ -51,9 +50,9 @@ from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux import kernel_files
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import ChildProcess, kill_adopted_process, send_signal
+from tawebeval.linux.child import ChildProcess, kill_adopted_process
 from tawebeval.linux.filetree import add_path_to_errors
-from tawebeval.linux.kernel_files import list_descendants
+from tawebeval.linux.kernel_files import signal_sandbox
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.starter_client import pack_program
 from tawebeval.linux.tail import TailedProcess
@@ -61,7 +60,6 @@ from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
-    LocalRun,
     SandboxedRun,
     convert_rlimit_names,
 )
@@ -94,19 +92,6 @@ def _build_confinement_options(
         *system,
         *("--proc", "/proc", "--dev", "/dev"),
     ]
-
-
-def signal_sandbox(child: TailedProcess | ChildProcess, number: int) -> None:
-    """Send a signal to the processes in a sandbox, of which `child` is bwrap.
-
-    bwrap itself gets none: it ends after the processes inside. If nothing is inside but the first
-    process, which ignores signals, the program has not begun or has ended: then kill everything.
-    """
-    inside = list_descendants(child.pid)
-    for pid in inside:
-        send_signal(pid, number if len(inside) > 1 else signal.SIGKILL)
-    if not inside:
-        child.signal_group(signal.SIGKILL)
 
 
 # The first process waits for the command; all others end with it. The evaluator is the same user,
@@ -541,7 +526,7 @@ class BubblewrapSandbox:
         return [*argv, "--", first, "-c", _WAIT, first, str(open_files), *command]
 
 
-class BubblewrapRun(LocalRun):
+class BubblewrapRun(SandboxedRun):
     """The run of an evaluator by bwrap. The starter ends the submission's programs with it.
 
     Its end is told by what bwrap writes to the status file.
@@ -601,7 +586,7 @@ class BubblewrapRun(LocalRun):
             {},
             "/",
             [
-                {"base64": base64.b64encode(os.fsencode("\0".join(words))).decode()},
+                {"text": "\0".join(words)},
                 {"append": status},
                 {"append": status},
                 *self._sandbox.list_filters(),
@@ -667,7 +652,7 @@ class BubblewrapRun(LocalRun):
 
     def send_signal(self, child: TailedProcess, number: int) -> None:
         """Send a signal to the processes in the sandbox."""
-        signal_sandbox(child, number)
+        signal_sandbox(child.pid, number, child.signal_group)
 
     async def kill_remaining_processes(self) -> None:
         """Kill the first process in the sandbox if it outlives bwrap; all others end with it.
@@ -783,4 +768,4 @@ class HelperSandbox:
         if self.bwrap_path is None:
             child.signal_group(signal.SIGKILL)
         else:
-            signal_sandbox(child, signal.SIGKILL)
+            signal_sandbox(child.pid, signal.SIGKILL, child.signal_group)

@@ -25,7 +25,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.filetree import make_sealed_memfd
+from tawebeval.linux.kernel_files import make_sealed_memfd
 
 ALLOW = 0x7FFF0000
 """The action that lets a call through."""

@@ -30,7 +30,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tawebeval.linux import starter
-from tawebeval.linux.kernel_files import CgroupDirectory, list_descendants, measure_cpu_seconds
+from tawebeval.linux.kernel_files import (
+    CgroupDirectory,
+    list_descendants,
+    measure_cpu_seconds,
+    send_signal,
+    signal_sandbox,
+)
 
 _MIB = 2**20
 _GONE = (errno.ENOENT, errno.ESTALE)  # the daemon has removed the directory
@@ -134,15 +140,11 @@ class NodeStarter(starter.Starter):
             self._signal_evaluator(int(line))
 
     def _signal_evaluator(self, number: int) -> None:
-        """Send a signal to the processes in the sandbox, as `bubblewrap.signal_sandbox` does."""
+        """Send a signal to the processes in the sandbox."""
         program = self._programs.get(self._name)
         if program is None or program.exit is not None:
             return
-        inside = list_descendants(program.pid)
-        for pid in inside:
-            send_signal(pid, number if len(inside) > 1 else signal.SIGKILL)
-        if not inside:
-            program.send_signal(signal.SIGKILL)
+        signal_sandbox(program.pid, number, program.send_signal)
 
     def _check_limits(self, program: starter.Program) -> None:
         """Kill an evaluator that has used too much; the kernel and the daemon check the rest."""
@@ -188,12 +190,6 @@ class NodeStarter(starter.Starter):
         evaluations = os.path.dirname(os.path.dirname(self._directory))
         if error.errno in _GONE and os.path.isdir(evaluations):
             sys.exit("the daemon has removed the evaluation")
-
-
-def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a process, if there is one that takes it."""
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)
 
 
 def measure_unlinked_bytes(mains: Iterable[int], device: int) -> int:

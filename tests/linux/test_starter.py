@@ -103,7 +103,7 @@ class StartTests(StarterCase):
                 "/tmp",
                 [
                     {"text": "text\n"},
-                    {"base64": "YnluYXJ5Cg=="},
+                    {"text": "bin\udcffry\n"},
                     {"append": str(self.locate("notes"))},
                 ],
                 rlimits={resource.RLIMIT_NOFILE: (77, 78)},
@@ -114,7 +114,7 @@ class StartTests(StarterCase):
         nice = os.nice(0) + 3
         zeros = "0" * 16
         lines = ["A=\udcff", "PATH=/usr/bin:/bin", "PWD=/tmp", "/tmp", "0022", "7", "text"]
-        lines += ["bynary", "77", "500", "00000000", str(nice), "leader"]
+        lines += ["bin\udcffry", "77", "500", "00000000", str(nice), "leader"]
         lines += [f"SigBlk:\t{zeros}"]
         text = os.fsdecode(seen[1])
         shown = [line for line in text.splitlines() if not line.startswith(("Cap", "SigIgn"))]
@@ -136,7 +136,8 @@ class StartTests(StarterCase):
         self.assertEqual(os.waitstatus_to_exitcode(state.status), -signal.SIGKILL)
         self.assertGreater(state.rusage[2], 0)
         self.assertTrue(state.is_output_complete)
-        self.assertEqual((state.stdout_bytes, state.stderr_bytes), (4, 6))
+        self.assertEqual((self.locate() / "stdout").read_bytes(), b"out\n")
+        self.assertEqual((self.locate() / "stderr").read_bytes(), b"error\n")
 
     def test_overlay_is_for_the_program_alone(self) -> None:
         layers = self.make_layers()
@@ -261,7 +262,7 @@ class OutputTests(StarterCase):
         state = read_exit_file(self.locate())
         assert state is not None
         self.assertTrue(state.is_output_complete)
-        self.assertEqual((state.stdout_bytes, state.stderr_bytes), (1001, 0))
+        self.assertEqual((self.locate() / "stdout").stat().st_size, 1001)
 
     def test_close_stores_what_the_pipes_hold(self) -> None:
         self.client.start_program(self.locate(), sh("echo a; sleep 60 & echo b >&2"))

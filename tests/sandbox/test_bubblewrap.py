@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import glob
 import json
@@ -64,7 +63,7 @@ def decode(descriptor: Mapping[str, str]) -> bytes:
     """Return what a descriptor of a `LaunchSpec` has."""
     if "read" in descriptor:
         return Path(descriptor["read"]).read_bytes()
-    return base64.b64decode(descriptor["base64"])
+    return os.fsencode(descriptor["text"])
 
 
 class BubblewrapTestCase(CellTestCase):
@@ -292,8 +291,9 @@ class SignalTests(BubblewrapTestCase):
         super().setUp()
         self.sent: list[tuple[int, int]] = []
         self.asked: list[int] = []
-        self.patch(module, "list_descendants", lambda pid: self.asked.append(pid) or [31, 32])
-        self.patch(module, "send_signal", lambda pid, number: self.sent.append((pid, number)))
+        inside = [31, 32]
+        self.patch(kernel_files, "list_descendants", lambda pid: self.asked.append(pid) or inside)
+        self.patch(kernel_files, "send_signal", lambda pid, number: self.sent.append((pid, number)))
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
     def test_signal_reaches_all_processes_inside_and_not_bwrap(self) -> None:
@@ -305,14 +305,14 @@ class SignalTests(BubblewrapTestCase):
         self.assertEqual(self.child.group_signals, [])
 
     def test_bwrap_is_killed_if_nothing_is_inside(self) -> None:
-        self.patch(module, "list_descendants", lambda pid: [])
+        self.patch(kernel_files, "list_descendants", lambda pid: [])
         for number in (signal.SIGTERM, signal.SIGKILL):
             self.child.group_signals.clear()
             self.cell.send_signal(self.child, number)
             self.assertEqual((self.sent, self.child.group_signals), ([], [signal.SIGKILL]))
 
     def test_first_process_alone_is_killed(self) -> None:
-        self.patch(module, "list_descendants", lambda pid: [31])
+        self.patch(kernel_files, "list_descendants", lambda pid: [31])
         self.cell.send_signal(self.child, signal.SIGTERM)
         self.assertEqual((self.sent, self.child.group_signals), ([(31, signal.SIGKILL)], []))
 
