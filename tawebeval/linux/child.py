@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from resource import struct_rusage
 from typing import IO, Any
 
 from twisted.internet.error import ProcessDone, ProcessTerminated
@@ -70,8 +69,7 @@ class ChildProcess:
     """A running child of this process, the transport of its `ProcessProtocol`.
 
     It calls the protocol as a `tail.TailedProcess` does, but cannot be paused; there is no stdin to
-    write to. `resource_usage` is that of the child and of the children that it waited for, None
-    until its end. The child leads a session and a process group.
+    write to. The child leads a session and a process group.
     """
 
     def __init__(
@@ -95,7 +93,6 @@ class ChildProcess:
             process.communicate()
             raise
         process.returncode = 0  # so that Popen does not wait for it
-        self.resource_usage: struct_rusage | None = None
         self.pid = process.pid
         self._on_reaped = on_reaped
         self._protocol = protocol
@@ -153,7 +150,7 @@ class ChildProcess:
         self._reactor.removeReader(self)
         os.close(self._pidfd)
         self._pidfd = -1
-        _, status, self.resource_usage = os.wait4(self.pid, 0)
+        _, status = os.waitpid(self.pid, 0)
         self._on_reaped(self.pid)
         self._reason = make_exit_reason(status)
         self._protocol.processExited(self._reason)

@@ -356,12 +356,17 @@ def _copy_shell(root: Path, sandbox_files_directory: Path) -> Path:
     return copy
 
 
-def _store_file(path: Path, content: bytes, mode: int) -> None:
-    """Write a file whole, or leave nothing of it. Raises: OSError, with the path."""
-    new = path.with_suffix(f".{secrets.token_hex(4)}")  # two threads may write it at once
+def _store_file(path: Path, content: bytes, mode: int, time: float | None = None) -> None:
+    """Write a file whole, or leave nothing of it; the one before may be in use.
+
+    `time` is the time of its last change. Raises: OSError, with the path.
+    """
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")  # two threads may write it at once
     with add_path_to_errors(new):
         try:
             new.write_bytes(content)
+            if time is not None:
+                os.utime(new, (time, time))
             new.chmod(mode)
             new.replace(path)
         except OSError:
@@ -384,33 +389,14 @@ def write_sandbox_files(directory: Path) -> None:
     The first process's program is a shell that the evaluator may execute and not read. Blocks.
     Raises: OSError, with the path.
     """
-    new = directory / "init.new"
-    shell = Path("/bin/sh").read_bytes()
-    with add_path_to_errors(new):
-        new.write_bytes(shell)
-        new.chmod(0o111)
-        new.replace(directory / "init")
+    _store_file(directory / "init", Path("/bin/sh").read_bytes(), 0o111)
     for path, (tool, time) in _EVALUATOR_TOOLS.items():
         target = directory / TOOLS_NAME / path
-        with add_path_to_errors(target):
-            _write_tool(target, tool, time)
-    new = directory / f"{BROKER_FILE_NAME}.new"
-    with add_path_to_errors(new):
-        new.write_bytes(_BROKER_PROGRAM)
-        new.replace(directory / BROKER_FILE_NAME)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _store_file(target, tool, 0o755 if path.parent.name == "bin" else 0o644, time)
+    _store_file(directory / BROKER_FILE_NAME, _BROKER_PROGRAM, 0o644)
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
-        with add_path_to_errors(directory / name):
-            (directory / name).write_bytes(content)
-
-
-def _write_tool(path: Path, content: bytes, time: float) -> None:
-    """Write a file over another one that may be in use."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.new")
-    new.write_bytes(content)
-    os.utime(new, (time, time))
-    new.chmod(0o755 if path.parent.name == "bin" else 0o644)
-    new.replace(path)
+        _store_file(directory / name, content, 0o644)
 
 
 def locate_status_file(workspace: Workspace) -> Path:

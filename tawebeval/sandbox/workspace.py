@@ -220,23 +220,8 @@ class Workspace:
     def remove_evaluator_content(self, *, keep_submission: bool) -> None:
         """Remove everything but the events and perhaps the submission, whatever the modes are."""
         kept = READ_ONLY_WORKSPACE_NAMES if keep_submission else {_OUTPUT}
-        _empty_overlay_work(self.overlay_work_directory)
         if self.root.exists():
             remove_tree(*(path for path in self.root.iterdir() if path.name not in kept))
-
-
-def _empty_overlay_work(directory: Path) -> None:
-    """Remove what a `volatile` overlay leaves in its work directory, if that is all.
-
-    `remove_tree` takes five times as many system calls: nobody may list these directories.
-    """
-    left = [directory / name for name in ("work", "work/incompat", "work/incompat/volatile")]
-    with suppress(OSError):
-        for each in left:
-            each.chmod(0o700)
-        (left[-1] / "dirty").unlink()
-        for each in reversed(left):
-            each.rmdir()
 
 
 @lru_cache(maxsize=1024)  # each line of the log has it

@@ -81,13 +81,6 @@ class EndTests(ProcessTestCase):
             self.assertEqual(reason.signal, number)
             child.child.signal_group(number)
 
-    async def test_usage_is_known_after_the_end(self) -> None:
-        child = self.python("sum(range(2000000))")
-        self.assertIsNone(child.child.resource_usage)
-        await child.ended.wait()
-        assert child.child.resource_usage is not None
-        self.assertGreater(child.child.resource_usage.ru_utime, 0)
-
     async def test_children_that_end_together_are_told_apart(self) -> None:
         children = [self.shell(f"echo {number}; exit {number}") for number in range(12)]
         for number, child in enumerate(children):
