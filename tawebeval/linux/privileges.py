@@ -301,10 +301,6 @@ def warn_of_file_readable_by_others(path: Path, mode: int, setting: str) -> None
         Logger().warn("{setting}: {problem}", setting=setting, problem=str(problem))
 
 
-def _no_notes(_: object) -> Sequence[Any]:
-    return ()
-
-
 @attrs.frozen
 class ReloadableFiles(Generic[Content]):
     """Files that a reload reads again, with the callbacks to read and to apply their content.
@@ -319,7 +315,7 @@ class ReloadableFiles(Generic[Content]):
     paths: Sequence[Path]
     read_files: Callable[[], Content]
     apply_content: Callable[[Content], None]
-    make_operator_notes: Callable[[Content], Sequence[str]] = _no_notes
+    make_operator_notes: Callable[[Content], Sequence[str]] = lambda _: ()
 
 
 class ReloadableFilesOwner(Protocol):

@@ -100,7 +100,7 @@ PROCESS_NAME = "tawebeval-starter"
 """The name of the process in process lists."""
 CGROUP_DESCRIPTION_VARIABLE = "TAWEBEVAL_CGROUPS"
 """The environment variable whose value `version` returns."""
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """The version of requests and answers."""
 MAX_MESSAGE_BYTES = 64 * 1024
 """The maximum size of a request and of an answer, in bytes."""
@@ -154,8 +154,8 @@ class LaunchSpec(NamedTuple):
       with one member: `text`, the content of a file in memory; `read` or `append`, a
       path; or `socket`, in a broker, its listening socket.
     - `procs_files`: the files of cgroups to which the process writes "0" to enter.
-    - `rlimits`: soft and hard limit by the RLIMIT number of `resource`. The starter's own hard
-      limit stands if it is lower.
+    - `rlimits`: soft and hard limit by the names of prlimit(1). The starter's own hard limit stands
+      if it is lower.
     - `niceness`: the increment over the starter's nice value.
     - `layers`: lower, upper and work directory of an overlay (the kernel's filesystems/overlayfs),
       which is mounted over the upper one for the program alone; empty without.
@@ -171,7 +171,7 @@ class LaunchSpec(NamedTuple):
     directory: str = "/"
     descriptors: Sequence[Mapping[str, str]] = ()
     procs_files: Sequence[str] = ()
-    rlimits: Mapping[int, tuple[int, int]] = {}
+    rlimits: Mapping[str, tuple[int, int]] = {}
     niceness: int = 0
     layers: Sequence[str] = ()
     has_own_process_limit: bool = False
@@ -930,7 +930,7 @@ def _execute(specification: LaunchSpec) -> None:
         with contextlib.suppress(OSError):  # the limit counts for all of the user then
             enter_user_namespace()
     for name, (soft, hard) in specification.rlimits.items():  # last: they hold of this process, too
-        number = int(name)  # JSON has texts for numbers here
+        number = getattr(resource, f"RLIMIT_{name.upper()}")
         own = resource.getrlimit(number)[1]
         if own != resource.RLIM_INFINITY:
             soft, hard = (own if one < 0 else min(one, own) for one in (soft, hard))

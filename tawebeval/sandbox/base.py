@@ -104,25 +104,16 @@ class EvaluatorExit:
 class RunnerStatus:
     """Where a run is that is not on this machine: a part of the status of its evaluation.
 
-    `queue_reason` is why the cluster has not started the job yet, in the cluster's own words.
-    `retry_count` is how many jobs were lost before the evaluator printed anything, and replaced.
+    The names are those on the wire. `queue_reason` is why the cluster has not started the job yet,
+    in the cluster's own words; `retries` is how many jobs were lost before the evaluator printed
+    anything, and replaced.
     """
 
     kind: str
-    job_id: str | None = None
+    job: str | None = None
     node: str | None = None
     queue_reason: str | None = None
-    retry_count: int = 0
-
-    def build_json_object(self) -> dict[str, Any]:
-        """Return the members, by their names on the wire and in the store."""
-        return {
-            "kind": self.kind,
-            "job": self.job_id,
-            "node": self.node,
-            "queue_reason": self.queue_reason,
-            "retries": self.retry_count,
-        }
+    retries: int = 0
 
 
 @attrs.frozen
@@ -319,7 +310,7 @@ class RunLimits:
         return self.cgroup.read_usage(rusage)
 
     def list_rlimits(self, *, apart: bool) -> Mapping[str, tuple[int, int]]:
-        """Return the resource limits of each process, soft and hard, by their names.
+        """Return the resource limits of each process, soft and hard, by the names of prlimit(1).
 
         Resources that the cgroup limits are left out. `apart`: the kernel counts the user's
         processes for this run alone, as in a user namespace. The hard limits of core dumps and of
@@ -350,11 +341,6 @@ class RunLimits:
         if "memory" not in self._cgroups.enforced_resources:
             bounds["data"] = (limits.memory, limits.memory)
         return bounds
-
-
-def convert_rlimit_names(rlimits: Mapping[str, tuple[int, int]]) -> Mapping[int, tuple[int, int]]:
-    """Return limits with the numbers of their resources (getrlimit(2)) in place of names."""
-    return {getattr(resource, f"RLIMIT_{name.upper()}"): rlimits[name] for name in rlimits}
 
 
 class SandboxedRun(ABC):
@@ -543,7 +529,7 @@ class UnsandboxedRun(SandboxedRun):
             ["/bin/sh", "-c", command],
             add_tools_to_path(environment, str(self._sandbox.tools_directory)),
             str(directory),
-            rlimits=convert_rlimit_names(self.run_limits.list_rlimits(apart=False)),
+            rlimits=self.run_limits.list_rlimits(apart=False),
         )
 
     def send_signal(self, child: TailedProcess, number: int) -> None:

@@ -61,7 +61,6 @@ from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
     SandboxedRun,
-    convert_rlimit_names,
 )
 from tawebeval.sandbox.broker import PROTOCOL_VERSION
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
@@ -141,7 +140,7 @@ SYSTEM_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # their libraries ...
 _PROGRAM_FILES = ("/etc/alternatives", "/etc/ld.so.*")
 # ... what languages need, and what time it is ...
-_TOOLCHAIN_FILES = (
+TOOLCHAIN_FILES = (
     "/etc/fonts",
     "/etc/fpc*.cfg",
     "/etc/java-*",
@@ -150,7 +149,7 @@ _TOOLCHAIN_FILES = (
     "/var/lib/ghc",
 )
 # ... and with a network how programs find hosts, and whom they trust. No private keys.
-_NETWORK_FILES = (
+NETWORK_FILES = (
     "/etc/ca-certificates",
     "/etc/gai.conf",
     "/etc/hosts",
@@ -180,22 +179,13 @@ def build_system_options(accounts: Path) -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
-    yield from _build_file_options(_PROGRAM_FILES)
+    yield from build_file_options(_PROGRAM_FILES)
     for name in ("passwd", "group"):
         yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
 
 
-def build_toolchain_options() -> Iterator[str]:
-    """Yield the options for what compilers and interpreters need besides. Blocks."""
-    yield from _build_file_options(_TOOLCHAIN_FILES)
-
-
-def build_network_options() -> Iterator[str]:
-    """Yield the options for what programs need to use a network. Blocks."""
-    yield from _build_file_options(_NETWORK_FILES)
-
-
-def _build_file_options(patterns: Sequence[str]) -> Iterator[str]:
+def build_file_options(patterns: Sequence[str]) -> Iterator[str]:
+    """Yield the options that show all files of some patterns, read-only. Blocks."""
     for pattern in patterns:
         for found in sorted(glob(pattern)):
             yield from ("--ro-bind-try", os.path.realpath(found), found)
@@ -238,9 +228,12 @@ def _make_machine_view(sandbox_files_directory: Path, has_network: bool, second:
 
     It is made anew in each second: the operator may have installed a language.
     """
-    options = [*build_system_options(sandbox_files_directory), *build_toolchain_options()]
+    options = [
+        *build_system_options(sandbox_files_directory),
+        *build_file_options(TOOLCHAIN_FILES),
+    ]
     if has_network:
-        options += build_network_options()
+        options += build_file_options(NETWORK_FILES)
     return SystemView(options, sandbox_files_directory / "init", _INIT)
 
 
@@ -481,13 +474,12 @@ class BubblewrapSandbox:
         runner: Path,
         command: Sequence[str],
         open_files: int,
-        system: SystemView | None = None,
+        system: SystemView,
     ) -> Sequence[str]:
         """Return the arguments that run `command` in `directory`, a path in the sandbox.
 
-        `runner` is the socket by which submissions are run; `system` None is the machine's.
+        `runner` is the socket by which submissions are run.
         """
-        system = system or self.make_system_view()
         argv = [self.bwrap_path, "--as-pid-1", "--json-status-fd", str(_STATUS)]
         argv += ["--args", str(_ENVIRONMENT)]
         argv += _build_confinement_options(
@@ -577,7 +569,7 @@ class BubblewrapRun(SandboxedRun):
                 {"append": status},
                 *self._sandbox.list_filters(),
             ],
-            rlimits=convert_rlimit_names(rlimits),
+            rlimits=rlimits,
             has_own_process_limit=True,
             broker=self._make_broker_spec(system),
             broker_socket=str(runner),

@@ -26,10 +26,11 @@ from tawebeval.linux.filetree import (
 from tawebeval.linux.starter_client import OverlayMountError
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
+    NETWORK_FILES,
     TOOLS_NAME,
     BubblewrapSandbox,
     HelperSandbox,
-    build_network_options,
+    build_file_options,
     build_system_options,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filters
@@ -178,7 +179,7 @@ def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
         sandbox.bwrap_path,
         make_seccomp_filters(internet=True),
         tuple(build_system_options(accounts)),
-        tuple(build_network_options()),
+        tuple(build_file_options(NETWORK_FILES)),
     )
 
 

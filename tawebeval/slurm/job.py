@@ -492,7 +492,7 @@ class SlurmRun(BubblewrapRun):
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
-        return {**self.runner_status.build_json_object(), "job_name": self.workspace.name}
+        return {**attrs.asdict(self.runner_status), "job_name": self.workspace.name}
 
     def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
@@ -500,8 +500,8 @@ class SlurmRun(BubblewrapRun):
         Raises: OSError, also if the job was being replaced by another one.
         """
         status, described = self.runner_status, left.description
-        status.job_id, status.node = described["job"], described["node"]
-        status.retry_count = described["retries"]
+        status.job, status.node = described["job"], described["node"]
+        status.retries = described["retries"]
         self._use_job(Job(self._evaluation.root / described["job_name"]))
         state = self.state = self.workspace.read_state()
         if state is None or (state.pid, state.start_time) != (left.pid, left.start_time):
@@ -592,7 +592,7 @@ class SlurmRun(BubblewrapRun):
         begins, status = self.state is None, self.runner_status
         self.state = state
         self.run_limits.apply_node_state(state)
-        status.node, status.job_id = state.node, state.job or status.job_id
+        status.node, status.job = state.node, state.job or status.job
         if state.error is not None:
             what = f"the node {state.node} could not run the evaluator: {state.error}"
             self._lose(EvaluationFailure("lost", what), is_repeatable=True)
@@ -638,9 +638,9 @@ class SlurmRun(BubblewrapRun):
         """Take what squeue says of the job; None if it does not know the job."""
         status = self.runner_status
         if queued is not None:
-            status.job_id = queued.identifier
+            status.job = queued.identifier
             status.queue_reason = queued.reason if queued.state == "PENDING" else None
-        elif self._has_srun and status.job_id is None:
+        elif self._has_srun and status.job is None:
             return  # srun waits for a controller that is away
         if queued is not None and queued.is_alive:
             self._doubtful_looks = 0
@@ -673,7 +673,7 @@ class SlurmRun(BubblewrapRun):
     def _lose(self, loss: EvaluationFailure, *, is_repeatable: bool = False) -> None:
         """End a lost job, and start another one if the operator allows it."""
         self._give_up()
-        is_allowed = self._sandbox.settings.retries > self.runner_status.retry_count
+        is_allowed = self._sandbox.settings.retries > self.runner_status.retries
         if is_repeatable and is_allowed and self._arguments is not None:
             run_in_background(self._repeat(loss), log, "defect: a lost job is not repeated")
         else:
@@ -705,8 +705,8 @@ class SlurmRun(BubblewrapRun):
             excluded_node = None if loss.reason == "preempted" else status.node
             self._first_loss = loss
             self._use_job(self._sandbox.make_job(self._evaluation))
-            status.retry_count += 1
-            status.job_id = status.node = None
+            status.retries += 1
+            status.job = status.node = None
             if process is not None:
                 process.follow_program(process.pid, process.start_time)
                 self._run.suspend_clock()

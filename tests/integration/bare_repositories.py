@@ -21,8 +21,9 @@ from tawebeval.git.repository import BareRepository, GitServers
 from tawebeval.linux.child import Spawner
 from tawebeval.pinned_agent import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
+    NETWORK_FILES,
     HelperSandbox,
-    build_network_options,
+    build_file_options,
     build_system_options,
     write_sandbox_files,
 )
@@ -43,7 +44,7 @@ def make_sandbox(case: TestCase, folder: Path) -> HelperSandbox:
     filters = make_seccomp_filters(internet=True)
     for descriptor in filters:
         case.addCleanup(os.close, descriptor)
-    views = tuple(build_system_options(accounts)), tuple(build_network_options())
+    views = tuple(build_system_options(accounts)), tuple(build_file_options(NETWORK_FILES))
     return HelperSandbox(shutil.which("bwrap") or "", filters, *views)
 
 

@@ -106,7 +106,7 @@ class StartTests(StarterCase):
                     {"text": "bin\udcffry\n"},
                     {"append": str(self.locate("notes"))},
                 ],
-                rlimits={resource.RLIMIT_NOFILE: (77, 78)},
+                rlimits={"nofile": (77, 78)},
                 niceness=3,
                 has_own_process_limit=True,
             )
@@ -308,7 +308,7 @@ while True:
             [sys.executable, "-c", program],
             {},
             "/",
-            rlimits={resource.RLIMIT_NOFILE: (min(hard, 20000),) * 2},
+            rlimits={"nofile": (min(hard, 20000),) * 2},
         )
         self.client.start_program(self.locate(), launch)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

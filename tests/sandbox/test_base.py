@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,19 @@ class ProcessLimitTests(CellTestCase):
             self.cgroups.enforced_resources = frozenset(enforced)
             launch = self.make_launch_spec("./it --now", ENVIRONMENT, Path("/some/where"))
             expected = {
-                resource.RLIMIT_CPU: (61, -1),
-                resource.RLIMIT_FSIZE: (5 * MIB, 5 * MIB),
-                resource.RLIMIT_NOFILE: (99, 99),
-                resource.RLIMIT_CORE: (1, -1),
-                resource.RLIMIT_AS: (-1, -1),
-                resource.RLIMIT_STACK: (8 * MIB, -1),
-                resource.RLIMIT_MSGQUEUE: (0, 0),
-                resource.RLIMIT_SIGPENDING: (1024, 1024),
-                resource.RLIMIT_NICE: (0, 0),
-                resource.RLIMIT_RTPRIO: (0, 0),
+                "cpu": (61, -1),
+                "fsize": (5 * MIB, 5 * MIB),
+                "nofile": (99, 99),
+                "core": (1, -1),
+                "as": (-1, -1),
+                "stack": (8 * MIB, -1),
+                "msgqueue": (0, 0),
+                "sigpending": (1024, 1024),
+                "nice": (0, 0),
+                "rtprio": (0, 0),
             }
             if "memory" not in enforced:
-                expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
+                expected["data"] = (64 * MIB, 64 * MIB)
             self.assertEqual(launch.rlimits, expected, enforced)
             self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
             self.assertEqual(launch.environment, add_tools_to_path(ENVIRONMENT, str(TOOLS)))
@@ -58,10 +57,10 @@ class ProcessLimitTests(CellTestCase):
         self.cgroups.enforced_resources = frozenset({"cpu"})
         self.hard = 77
         limits = self.make_launch_spec("./it", ENVIRONMENT, Path("/")).rlimits
-        self.assertEqual(limits[resource.RLIMIT_CORE], (1, 77))
-        self.assertEqual(limits[resource.RLIMIT_CPU], (61, 77))
-        self.assertEqual(limits[resource.RLIMIT_AS], (77, 77))
-        self.assertEqual(limits[resource.RLIMIT_STACK], (77, 77))
+        self.assertEqual(limits["core"], (1, 77))
+        self.assertEqual(limits["cpu"], (61, 77))
+        self.assertEqual(limits["as"], (77, 77))
+        self.assertEqual(limits["stack"], (77, 77))
 
 
 class GroupTests(CellTestCase):

@@ -259,7 +259,7 @@ class JobTests(JobCase):
     def test_wait_ends_when_the_node_has_begun(self) -> None:
         started = self.follow()
         self.queue("PENDING")
-        self.assertEqual((self.status.job_id, self.status.queue_reason), ("7", "Resources"))
+        self.assertEqual((self.status.job, self.status.queue_reason), ("7", "Resources"))
         self.assertNoResult(started)
         self.job.state_file.write_text('{"node": "o')  # as NFS may show it
         self.pass_time()
@@ -453,7 +453,7 @@ class RepeatTests(JobCase):
         self.print_text("one\n")
         self.tell(node="two")
         self.successResultOf(started)
-        self.assertEqual((self.status.node, self.status.retry_count), ("two", 1))
+        self.assertEqual((self.status.node, self.status.retries), ("two", 1))
         self.slurm_run.connect_process(self.run_, self.job)
         self.pass_time()
         self.assertEqual(self.run_.stdout, b"one\n")
@@ -469,7 +469,7 @@ class RepeatTests(JobCase):
         self.process.resumeProducing()
         self.pass_time()
         self.assertEqual(self.run_.told, ["suspended"])
-        self.assertEqual((self.status.job_id, self.status.retry_count), (None, 1))
+        self.assertEqual((self.status.job, self.status.retries), (None, 1))
         self.assertIn("--exclude=one", self.list_options())
         self.queue("PENDING")
         self.assertEqual(self.status.queue_reason, "Resources")
