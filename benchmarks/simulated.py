@@ -44,6 +44,7 @@ from tawebeval.sandbox.base import (
     EvaluatorExit,
     ResumableProcess,
     RunLimits,
+    Sandbox,
     SandboxedRun,
 )
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
@@ -261,13 +262,10 @@ class SimulatedRun(SandboxedRun):
 
 
 @attrs.define
-class SimulatedSandbox:
-    """A `Sandbox` whose runs are simulated."""
+class SimulatedSandbox(Sandbox):
+    """A sandbox whose runs are simulated."""
 
-    limits: LimitSettings
     adopt: Callable[[ProcessProtocol, int], Any]
-    cgroup_manager: CgroupManager = attrs.field(factory=lambda: CgroupManager({}))
-    writable_trees: WritableTrees = attrs.field(factory=lambda: WritableTrees(Path("/nonexistent")))
 
     def make_run(
         self,
@@ -378,7 +376,12 @@ class SimulatedDaemon:
             worker_threads=threads,
             spawner=self,  # type: ignore[arg-type]
             checkout_source=_Cached(),
-            sandbox=SimulatedSandbox(configuration.limits, self.adopt),
+            sandbox=SimulatedSandbox(
+                configuration.limits,
+                CgroupManager({}),
+                WritableTrees(Path("/nonexistent")),
+                self.adopt,
+            ),
             limit_monitor=_Unwatched(),  # type: ignore[arg-type]
             event_memory=EventMemory(configuration.buffers.total),
             unread_events=make_unread_events_share(configuration.buffers.disk),

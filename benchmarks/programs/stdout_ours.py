@@ -68,7 +68,7 @@ def _measure(folder: Path) -> None:
     trees.attach(reactor, threads.run_in_thread, lambda: None)
     configuration = Configuration(limits=LimitSettings(output=2**40))
     cgroups = CgroupManager({})
-    sandbox = NoSandbox(configuration.limits, cgroups, folder, trees)
+    sandbox = NoSandbox(configuration.limits, cgroups, trees, folder)
     workspace = Workspace(folder / "evaluation")
     workspace.root.mkdir()
     checkout = Checkout(Commit("", ""), folder, lambda: None)

@@ -374,8 +374,7 @@ def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedR
     sandboxed = evaluation.sandboxed_run = evaluation.context.sandbox.make_run(
         evaluation.workspace, checkout, evaluation.limits, details.environment
     )
-    if evaluation.take_tree is not None:
-        sandboxed.prepare_build()
+    sandboxed.is_build = evaluation.take_tree is not None
     sandboxed.job_settings = _list_job_settings(evaluation.context.configuration, details)
     details.runner_status = sandboxed.runner_status
     return sandboxed

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -352,16 +352,14 @@ class SandboxedRun(ABC):
 
     - `mount_point`: where the evaluator sees `workspace`; None if it sees the daemon's paths.
     - `run_limits`: its limits.
-    - `has_network`: whether the evaluator reaches the network.
+    - `is_build`: whether the run, which is not started yet, builds a tree that others will see.
     - `has_external_queue`: whether the started program waits until something else lets it run.
     - `runner_status`: where the run is; None on this machine.
     - `job_settings`: those of the environment and of the problem, for runs that are jobs.
-    - `copies_tree`: whether the tree is a copy of the checkout, and no overlay.
     """
 
     mount_point: Path | None = None
-    has_network = True
-    copies_tree = False
+    is_build = False
     has_external_queue = False
     runner_status: RunnerStatus | None = None
     job_settings: Sequence[SlurmJobSettings] = ()
@@ -373,11 +371,13 @@ class SandboxedRun(ABC):
         checkout: Checkout,
         limits: LimitSettings,
         sandbox: Sandbox,
+        environment: Environment | None = None,
     ) -> None:
         self.workspace = workspace
         self.run_limits = RunLimits(limits, sandbox.cgroup_manager, workspace, checkout.commit)
         self._checkout = checkout
         self._sandbox = sandbox
+        self._environment = environment
         self._trees = sandbox.writable_trees
 
     @property
@@ -394,9 +394,10 @@ class SandboxedRun(ABC):
             view = self.workspace.make_sandboxed_view(self.mount_point)
         return attrs.evolve(view, tree_descriptor=self._overlay)
 
-    def prepare_build(self) -> None:
-        """Have the run, which is not started yet, build a tree that others will see."""
-        self.copies_tree = True
+    @property
+    def has_network(self) -> bool:
+        """Whether the evaluator reaches the network."""
+        return True
 
     @abstractmethod
     def make_launch_spec(
@@ -424,7 +425,7 @@ class SandboxedRun(ABC):
             stderr_limit=self.limits.stderr,
         )
         started = self._trees.start_program(
-            self._checkout.path, self.workspace, launch, copies_tree=self.copies_tree
+            self._checkout.path, self.workspace, launch, copies_tree=self.is_build
         )
         self._use_overlay(started.overlay_descriptor)
         return started
@@ -490,15 +491,17 @@ class SandboxedRun(ABC):
             self.run_limits.close()
 
 
-class Sandbox(Protocol):
+@attrs.define
+class Sandbox:
     """One kind of sandbox, as the daemon has set it up: it makes runs, and has what they share.
 
-    `limits` are the defaults of all runs.
+    `run_class` is the class of its runs, `limits` are the defaults of all runs.
     """
 
+    run_class: ClassVar[type[SandboxedRun]]
     limits: LimitSettings
     cgroup_manager: CgroupManager
-    writable_trees: WritableTrees
+    writable_trees: WritableTrees = attrs.field(eq=False)
 
     def make_run(
         self,
@@ -511,9 +514,11 @@ class Sandbox(Protocol):
 
         `environment` None is the machine's system.
         """
+        return self.run_class(workspace, checkout, limits, self, environment)
 
     def close(self) -> None:
         """Close `writable_trees`, and what the sandbox itself has open. Blocks."""
+        self.writable_trees.close()
 
 
 class UnsandboxedRun(SandboxedRun):
@@ -525,6 +530,7 @@ class UnsandboxedRun(SandboxedRun):
         self, command: str, environment: Mapping[str, str], directory: Path
     ) -> LaunchSpec:
         """Return the shell with the command."""
+        assert self._environment is None, "`parse_configuration` refuses environments"
         return LaunchSpec(
             ["/bin/sh", "-c", command],
             add_tools_to_path(environment, str(self._sandbox.tools_directory)),
@@ -553,34 +559,14 @@ class UnsandboxedRun(SandboxedRun):
 
 
 @attrs.define
-class NoSandbox:
+class NoSandbox(Sandbox):
     """The sandbox of `sandbox.kind = "none"`: runs have the rights of the daemon.
 
     `tools_directory` has the tools for evaluators (`bubblewrap.write_sandbox_files`).
     """
 
-    limits: LimitSettings
-    cgroup_manager: CgroupManager
+    run_class = UnsandboxedRun
     tools_directory: Path
-    writable_trees: WritableTrees = attrs.field(eq=False)
-
-    def make_run(
-        self,
-        workspace: Workspace,
-        checkout: Checkout,
-        limits: LimitSettings,
-        environment: Environment | None = None,
-    ) -> SandboxedRun:
-        """Return the run of an evaluation with these limits, not started yet.
-
-        `parse_configuration` refuses environments without a sandbox.
-        """
-        assert environment is None, "environments need a sandbox"
-        return UnsandboxedRun(workspace, checkout, limits, self)
-
-    def close(self) -> None:
-        """Close `writable_trees`. Blocks."""
-        self.writable_trees.close()
 
 
 StopRun = Callable[[EvaluationFailure], object]

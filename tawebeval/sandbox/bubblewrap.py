@@ -44,12 +44,9 @@ from time import monotonic
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.config import LimitSettings
-from tawebeval.core.evaluations import Checkout
 from tawebeval.core.segi import add_tools_to_path
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux import kernel_files
-from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.child import ChildProcess, kill_adopted_process
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.kernel_files import signal_sandbox
@@ -60,10 +57,11 @@ from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
+    Sandbox,
     SandboxedRun,
 )
 from tawebeval.sandbox.broker import PROTOCOL_VERSION
-from tawebeval.sandbox.workspace import Workspace, WorkspaceView, WritableTrees
+from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
 log = Logger()
 
@@ -405,105 +403,6 @@ _READ_ONLY = ("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "
 _FILTERS = (FIRST_PASSED_DESCRIPTOR + 3, FIRST_PASSED_DESCRIPTOR + 4)
 
 
-@attrs.define
-class BubblewrapSandbox:
-    """The sandbox of `sandbox.kind = "bubblewrap"`.
-
-    - `bwrap_path`: the path of bwrap.
-    - `sandbox_files_directory`: the directory of `write_sandbox_files`.
-    - `filter_descriptors`: those of the system call filters (`make_seccomp_filters`).
-    - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
-    """
-
-    bwrap_path: str
-    sandbox_files_directory: Path
-    filter_descriptors: tuple[int, ...]
-    readable_paths: Sequence[str]
-    has_network: bool
-    writable_trees: WritableTrees
-    limits: LimitSettings
-    cgroup_manager: CgroupManager
-    _filters: Sequence[Mapping[str, str]] | None = attrs.field(default=None, init=False)
-
-    def make_run(
-        self,
-        workspace: Workspace,
-        checkout: Checkout,
-        limits: LimitSettings,
-        environment: Environment | None = None,
-    ) -> SandboxedRun:
-        """Return the run of an evaluation with these limits, not started yet."""
-        return BubblewrapRun(workspace, checkout, limits, self, environment)
-
-    def close(self) -> None:
-        """Close `writable_trees` and the filters. Blocks."""
-        self.writable_trees.close()
-        for descriptor in self.filter_descriptors:
-            os.close(descriptor)
-
-    def make_system_view(self, environment: Environment | None = None) -> SystemView:
-        """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
-        accounts = self.sandbox_files_directory
-        if environment is None:
-            return _make_machine_view(accounts, self.has_network, int(monotonic()))
-        root, readable = environment.root, self.readable_paths
-        return _make_root_view(root, accounts, readable, network=self.has_network)
-
-    def list_filters(self) -> Sequence[Mapping[str, str]]:
-        """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks. Raises: OSError.
-
-        They are files: in a `LaunchSpec` they would be three quarters of it, twice in each start.
-        """
-        if self._filters is None:
-            self._filters = [
-                {"read": str(self._store_filter(one))} for one in self.filter_descriptors
-            ]
-        return self._filters
-
-    def _store_filter(self, descriptor: int) -> Path:
-        """Write a filter into a file; its name has the digest, for brokers outlive the daemon."""
-        program = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        name = f"filter-{hashlib.sha256(program).hexdigest()[:16]}"
-        _store_file(self.sandbox_files_directory / name, program, 0o444)
-        return self.sandbox_files_directory / name
-
-    def build_argv(
-        self,
-        view: WorkspaceView,
-        directory: Path,
-        runner: Path,
-        command: Sequence[str],
-        open_files: int,
-        system: SystemView,
-    ) -> Sequence[str]:
-        """Return the arguments that run `command` in `directory`, a path in the sandbox.
-
-        `runner` is the socket by which submissions are run.
-        """
-        argv = [self.bwrap_path, "--as-pid-1", "--json-status-fd", str(_STATUS)]
-        argv += ["--args", str(_ENVIRONMENT)]
-        argv += _build_confinement_options(
-            "evaluation", _FILTERS, system.bwrap_options, network=self.has_network
-        )
-        # A path of `readable` may lie below /tmp, and must not hide the evaluation's own.
-        own = [pair for pair in view.writable_paths if pair[0].is_relative_to(view.root)]
-        for inside, outside in view.writable_paths:
-            if (inside, outside) not in own:
-                argv += ["--bind", str(outside), str(inside)]
-        for path in self.readable_paths:
-            argv += ["--ro-bind", path, path]
-        for inside, outside in view.readable_paths:
-            argv += ["--ro-bind", str(outside), str(inside)]
-        for inside, outside in own:
-            argv += ["--bind", str(outside), str(inside)]
-        argv += ["--ro-bind", str(self.sandbox_files_directory / TOOLS_NAME), str(_TOOLS)]
-        argv += ["--ro-bind", str(runner), str(_RUNNER)]
-        argv += ["--ro-bind", str(system.shell), system.shell_mount_point]
-        argv += [*_READ_ONLY, "--chdir", str(directory)]
-        first = system.shell_mount_point
-        return [*argv, "--", first, "-c", _WAIT, first, str(open_files), *command]
-
-
 class BubblewrapRun(SandboxedRun):
     """The run of an evaluator by bwrap. The starter ends the submission's programs with it.
 
@@ -513,22 +412,10 @@ class BubblewrapRun(SandboxedRun):
     mount_point = WORKSPACE_MOUNT_POINT
     _sandbox: BubblewrapSandbox
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        checkout: Checkout,
-        limits: LimitSettings,
-        sandbox: BubblewrapSandbox,
-        environment: Environment | None = None,
-    ) -> None:
-        super().__init__(workspace, checkout, limits, sandbox)
-        self.has_network = sandbox.has_network
-        self._environment = environment
-
-    def prepare_build(self) -> None:
-        """Have the run build a tree that others will see, without a network that may change it."""
-        super().prepare_build()
-        self.has_network = False
+    @property
+    def has_network(self) -> bool:
+        """Whether the evaluator reaches the network, which could change what a build makes."""
+        return self._sandbox.has_network and not self.is_build
 
     def make_launch_spec(
         self, command: str, environment: Mapping[str, str], directory: Path
@@ -550,8 +437,8 @@ class BubblewrapRun(SandboxedRun):
             rlimits["nproc"] = (self.limits.processes + 1,) * 2
         runner = self.workspace.root / BROKER_SOCKET_NAME
         sandbox = self._sandbox
-        if self.has_network is not sandbox.has_network:
-            sandbox = attrs.evolve(sandbox, has_network=self.has_network)
+        if self.is_build:
+            sandbox = attrs.evolve(sandbox, has_network=False)
         system = sandbox.make_system_view(self._environment)
         argv = sandbox.build_argv(
             *(view, view.translate_path(directory), runner),
@@ -669,6 +556,93 @@ class BubblewrapRun(SandboxedRun):
                 return file.read(_STATUS_BYTES)
         except FileNotFoundError:
             return b""
+
+
+@attrs.define
+class BubblewrapSandbox(Sandbox):
+    """The sandbox of `sandbox.kind = "bubblewrap"`.
+
+    - `bwrap_path`: the path of bwrap.
+    - `sandbox_files_directory`: the directory of `write_sandbox_files`.
+    - `filter_descriptors`: those of the system call filters (`make_seccomp_filters`).
+    - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
+    """
+
+    run_class = BubblewrapRun
+    bwrap_path: str
+    sandbox_files_directory: Path
+    filter_descriptors: tuple[int, ...]
+    readable_paths: Sequence[str]
+    has_network: bool
+    _filters: Sequence[Mapping[str, str]] | None = attrs.field(default=None, init=False)
+
+    def close(self) -> None:
+        """Close `writable_trees` and the filters. Blocks."""
+        super().close()
+        for descriptor in self.filter_descriptors:
+            os.close(descriptor)
+
+    def make_system_view(self, environment: Environment | None = None) -> SystemView:
+        """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
+        accounts = self.sandbox_files_directory
+        if environment is None:
+            return _make_machine_view(accounts, self.has_network, int(monotonic()))
+        root, readable = environment.root, self.readable_paths
+        return _make_root_view(root, accounts, readable, network=self.has_network)
+
+    def list_filters(self) -> Sequence[Mapping[str, str]]:
+        """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks. Raises: OSError.
+
+        They are files: in a `LaunchSpec` they would be three quarters of it, twice in each start.
+        """
+        if self._filters is None:
+            self._filters = [
+                {"read": str(self._store_filter(one))} for one in self.filter_descriptors
+            ]
+        return self._filters
+
+    def _store_filter(self, descriptor: int) -> Path:
+        """Write a filter into a file; its name has the digest, for brokers outlive the daemon."""
+        program = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        name = f"filter-{hashlib.sha256(program).hexdigest()[:16]}"
+        _store_file(self.sandbox_files_directory / name, program, 0o444)
+        return self.sandbox_files_directory / name
+
+    def build_argv(
+        self,
+        view: WorkspaceView,
+        directory: Path,
+        runner: Path,
+        command: Sequence[str],
+        open_files: int,
+        system: SystemView,
+    ) -> Sequence[str]:
+        """Return the arguments that run `command` in `directory`, a path in the sandbox.
+
+        `runner` is the socket by which submissions are run.
+        """
+        argv = [self.bwrap_path, "--as-pid-1", "--json-status-fd", str(_STATUS)]
+        argv += ["--args", str(_ENVIRONMENT)]
+        argv += _build_confinement_options(
+            "evaluation", _FILTERS, system.bwrap_options, network=self.has_network
+        )
+        # A path of `readable` may lie below /tmp, and must not hide the evaluation's own.
+        own = [pair for pair in view.writable_paths if pair[0].is_relative_to(view.root)]
+        for inside, outside in view.writable_paths:
+            if (inside, outside) not in own:
+                argv += ["--bind", str(outside), str(inside)]
+        for path in self.readable_paths:
+            argv += ["--ro-bind", path, path]
+        for inside, outside in view.readable_paths:
+            argv += ["--ro-bind", str(outside), str(inside)]
+        for inside, outside in own:
+            argv += ["--bind", str(outside), str(inside)]
+        argv += ["--ro-bind", str(self.sandbox_files_directory / TOOLS_NAME), str(_TOOLS)]
+        argv += ["--ro-bind", str(runner), str(_RUNNER)]
+        argv += ["--ro-bind", str(system.shell), system.shell_mount_point]
+        argv += [*_READ_ONLY, "--chdir", str(directory)]
+        first = system.shell_mount_point
+        return [*argv, "--", first, "-c", _WAIT, first, str(open_files), *command]
 
 
 BWRAP_ERROR_PREFIX = "bwrap: "

@@ -96,7 +96,7 @@ def open_sandbox(
     """
     if configuration.sandbox.kind == "none":
         tools = accounts.absolute() / TOOLS_NAME
-        return NoSandbox(configuration.limits, cgroups, tools, trees)
+        return NoSandbox(configuration.limits, cgroups, trees, tools)
     program = shutil.which("bwrap")
     if program is None:
         raise ConfigurationError(
@@ -110,14 +110,14 @@ def open_sandbox(
             )
     network = configuration.sandbox.network
     return BubblewrapSandbox(
+        configuration.limits,
+        cgroups,
+        trees,
         program,
         accounts,
         make_seccomp_filters(internet=network or configuration.sandbox.loopback),
         configuration.sandbox.readable,
         network,
-        trees,
-        configuration.limits,
-        cgroups,
     )
 
 

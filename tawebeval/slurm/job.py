@@ -272,61 +272,6 @@ def write_node_program(directory: Path) -> Path:
     return program
 
 
-@attrs.define(eq=False)
-class SlurmSandbox(BubblewrapSandbox):
-    """The sandbox of `runner.kind = "slurm"`: that of the daemon, which nodes start.
-
-    `program` is the path of the program of the nodes.
-    """
-
-    settings: RunnerSettings
-    commands: SlurmCommands
-    threads: WorkerThreads
-    reactor: Any
-    watcher: PollingWatcher
-    program: Path
-
-    @classmethod
-    def create(
-        cls,
-        settings: RunnerSettings,
-        local: Sandbox,
-        commands: SlurmCommands,
-        threads: WorkerThreads,
-        reactor: Any,
-    ) -> SlurmSandbox:
-        """Return the sandbox beside the daemon's own, `local`, which the nodes have, too.
-
-        Blocks. Raises: OSError.
-        """
-        assert isinstance(local, BubblewrapSandbox), "`parse_configuration` refuses no sandbox"
-        own = attrs.asdict(local, recurse=False, filter=lambda field, _: field.init)
-        own["cgroup_manager"] = CgroupManager({})  # the cgroups of a job belong to root
-        return cls(
-            **own,
-            settings=settings,
-            commands=commands,
-            threads=threads,
-            reactor=reactor,
-            watcher=PollingWatcher(reactor, threads),
-            program=write_node_program(local.sandbox_files_directory),
-        )
-
-    def make_run(
-        self,
-        workspace: Workspace,
-        checkout: Checkout,
-        limits: LimitSettings,
-        environment: Environment | None = None,
-    ) -> SlurmRun:
-        """Return the run of an evaluation with these limits, not started yet."""
-        return SlurmRun(workspace, checkout, limits, self, environment)
-
-    def make_job(self, evaluation: Workspace) -> Job:
-        """Return a new job of an evaluation."""
-        return Job(evaluation.root / self.commands.make_job_name(evaluation.root.name))
-
-
 class SlurmRunLimits(RunLimits):
     """The limits of a run on a node.
 
@@ -748,3 +693,49 @@ class SlurmRun(BubblewrapRun):
                 self._trees.starter.forget_program_now(self.workspace.root)
             self._sandbox.reactor.callFromThread(self._unfollow)
         self.run_limits.close()
+
+
+@attrs.define(eq=False)
+class SlurmSandbox(BubblewrapSandbox):
+    """The sandbox of `runner.kind = "slurm"`: that of the daemon, which nodes start.
+
+    `program` is the path of the program of the nodes.
+    """
+
+    run_class = SlurmRun
+    settings: RunnerSettings
+    commands: SlurmCommands
+    threads: WorkerThreads
+    reactor: Any
+    watcher: PollingWatcher
+    program: Path
+
+    @classmethod
+    def create(
+        cls,
+        settings: RunnerSettings,
+        local: Sandbox,
+        commands: SlurmCommands,
+        threads: WorkerThreads,
+        reactor: Any,
+    ) -> SlurmSandbox:
+        """Return the sandbox beside the daemon's own, `local`, which the nodes have, too.
+
+        Blocks. Raises: OSError.
+        """
+        assert isinstance(local, BubblewrapSandbox), "`parse_configuration` refuses no sandbox"
+        own = attrs.asdict(local, recurse=False, filter=lambda field, _: field.init)
+        own["cgroup_manager"] = CgroupManager({})  # the cgroups of a job belong to root
+        return cls(
+            **own,
+            settings=settings,
+            commands=commands,
+            threads=threads,
+            reactor=reactor,
+            watcher=PollingWatcher(reactor, threads),
+            program=write_node_program(local.sandbox_files_directory),
+        )
+
+    def make_job(self, evaluation: Workspace) -> Job:
+        """Return a new job of an evaluation."""
+        return Job(evaluation.root / self.commands.make_job_name(evaluation.root.name))

@@ -92,10 +92,10 @@ class DoctorTestCase(SynchronousTestCase):
     ) -> NoSandbox | BubblewrapSandbox:
         self.accounts, self.users = accounts, os.listdir(accounts)
         if configuration.sandbox.kind == "none":
-            return NoSandbox(configuration.limits, cgroups, accounts / TOOLS_NAME, self.trees)
+            return NoSandbox(configuration.limits, cgroups, self.trees, accounts / TOOLS_NAME)
         filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.network
-        found = "/usr/bin/bwrap", accounts, (filter_,), (), network, self.trees
-        return BubblewrapSandbox(*found, configuration.limits, cgroups)
+        shared = configuration.limits, cgroups, self.trees
+        return BubblewrapSandbox(*shared, "/usr/bin/bwrap", accounts, (filter_,), (), network)
 
     def probe_with_overlays(self, sandbox: object, places: ProbeDirectories) -> SetupProblem | None:
         self.places.append(places)

@@ -64,7 +64,7 @@ class CellTestCase(SynchronousTestCase):
         return disk
 
     def no_cell(self) -> SandboxedRun:
-        sandbox = NoSandbox(LIMITS, self.cgroups, TOOLS, self.trees)
+        sandbox = NoSandbox(LIMITS, self.cgroups, self.trees, TOOLS)
         return sandbox.make_run(self.workspace, self.checkout, LIMITS)
 
     def started(self) -> SandboxedRun:

@@ -91,6 +91,7 @@ class FakeSandboxedRun:
     resumed_as: list[tuple[Mapping[str, Any], int, int, int]] = attrs.field(factory=list)
     closed: int = 0
     has_network: bool = True
+    is_build: bool = False
     has_external_queue: bool = False
     runner_status: RunnerStatus | None = None
     job_settings: Sequence[SlurmJobSettings] = ()
@@ -100,9 +101,6 @@ class FakeSandboxedRun:
 
     def __attrs_post_init__(self) -> None:
         self.run_limits = FakeRunLimits(self.limits)
-
-    def prepare_build(self) -> None:
-        pass
 
     @property
     def child(self) -> Any:

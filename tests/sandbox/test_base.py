@@ -138,7 +138,7 @@ class NoSandboxTests(CellTestCase):
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
     def test_run_shows_the_workspace_as_it_is(self) -> None:
-        cell = NoSandbox(LIMITS, self.cgroups, TOOLS, self.trees).make_run(
+        cell = NoSandbox(LIMITS, self.cgroups, self.trees, TOOLS).make_run(
             self.workspace, self.checkout, LIMITS
         )
         self.assertEqual(cell.workspace_view, self.workspace.make_unsandboxed_view())

@@ -85,14 +85,14 @@ class BubblewrapTestCase(CellTestCase):
 
     def sandbox(self, *readable: str, network: bool = False) -> BubblewrapSandbox:
         return BubblewrapSandbox(
+            LIMITS,
+            self.cgroups,
+            self.trees,
             "/opt/bwrap",
             self.files,
             (self.filter, self.filter),
             readable,
             network,
-            self.trees,
-            LIMITS,
-            self.cgroups,
         )
 
     def make(self, *readable: str, network: bool = False) -> Any:

@@ -49,7 +49,7 @@ class RootTestCase(SynchronousTestCase):
     def view(self, *readable: str, network: bool = False) -> SystemView:
         unused: Any = None
         sandbox = BubblewrapSandbox(
-            "bwrap", self.accounts, (), readable, network, unused, LimitSettings(), unused
+            LimitSettings(), unused, unused, "bwrap", self.accounts, (), readable, network
         )
         return sandbox.make_system_view(Environment("java", self.root))
 

@@ -87,7 +87,7 @@ class OpenTests(SandboxesTestCase):
         self.patch(shutil, "which", lambda name: None)
         sandbox = self.open("none", readable=("/nonexistent",))
         self.assertEqual(
-            sandbox, NoSandbox(LIMITS, NO_CGROUPS, self.accounts / TOOLS_NAME, self.trees)
+            sandbox, NoSandbox(LIMITS, NO_CGROUPS, self.trees, self.accounts / TOOLS_NAME)
         )
 
     def test_bubblewrap_is_the_default_and_opened_as_configured(self) -> None:

@@ -132,7 +132,7 @@ class JobCase(SynchronousTestCase):
         trees: Any = SimpleNamespace(starter=self.starter)
         settings = RunnerSettings(arguments=("--partition=all", "--qos=low"), retries=self.retries)
         local = BubblewrapSandbox(
-            "/usr/bin/bwrap", folder, (), (), False, trees, LimitSettings(), NO_CGROUPS
+            LimitSettings(), NO_CGROUPS, trees, "/usr/bin/bwrap", folder, (), (), False
         )
         commands: Any = self.commands
         threads: Any = InlineThreads()
@@ -147,7 +147,9 @@ class JobCase(SynchronousTestCase):
         checkout: Any = SimpleNamespace(
             path=self.tree, commit=SimpleNamespace(size=0, file_count=0)
         )
-        return self.sandbox.make_run(self.evaluation, checkout, LimitSettings())
+        run = self.sandbox.make_run(self.evaluation, checkout, LimitSettings())
+        assert isinstance(run, SlurmRun)
+        return run
 
     @property
     def job(self) -> Job:
