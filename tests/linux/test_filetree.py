@@ -156,13 +156,6 @@ class CopyTests(SynchronousTestCase):
         found = {path for path, _ in walk_tree(top) if path.startswith(f"./{above}/")}
         self.assertEqual(found, expected | {f"./{above}/{1:0250}/last"})
 
-    def test_links_are_not_followed(self) -> None:
-        source, target = self.folders()
-        (source / "link").symlink_to("/usr")
-        copy_tree(source, target)
-        self.assertEqual(os.readlink(target / "link"), "/usr")
-        self.assertEqual(len(look(source)), 1)
-
     def test_copy_has_the_times_of_the_source_except_its_top(self) -> None:
         source, target = self.folders()
         (source / "directory").mkdir()
