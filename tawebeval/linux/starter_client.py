@@ -269,9 +269,11 @@ class StarterClient:
         return StartedProgram(directory, answer["pid"], answer["start_time"], top)
 
     def reopen_overlay(self, directory: Path) -> int | None:
-        """Return a descriptor of a program's overlay; None without. Blocks. Raises: OSError."""
-        _, tops = self._call({"request": "tree", "name": str(directory)})
-        return next(iter(tops), None)
+        """Return a descriptor of a running program's overlay; None without. Blocks."""
+        with contextlib.suppress(OSError):
+            _, tops = self._call({"request": "tree", "name": str(directory)})
+            return next(iter(tops), None)
+        return None
 
     def list_programs(self) -> set[Path]:
         """Return the names of all programs. Blocks. Raises: OSError."""

@@ -455,7 +455,7 @@ class SandboxedRun(ABC):
 
         The first process may have ended, or be lost. Raises: OSError.
         """
-        self._use_overlay(self._trees.reopen_overlay(self.workspace))
+        self._use_overlay(self._trees.starter.reopen_overlay(self.workspace.output_directory))
         self.run_limits.resume(left.description)
         program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time)
         return self._trees.connect_program(run, program, left.stdout_offset)

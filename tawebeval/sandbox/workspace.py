@@ -40,7 +40,7 @@ from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
-from tawebeval.linux.filetree import copy_tree, remove_tree
+from tawebeval.linux.filetree import copy_tree, is_passing_error, remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
     StartedProgram,
@@ -271,10 +271,6 @@ def _read_beneath(
     return content
 
 
-# Errors for which the starter could not be asked, though it may run.
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETIMEDOUT)
-
-
 class WritableTrees:
     """The maker of writable trees, by the starter, which starts the programs that write to them.
 
@@ -361,12 +357,6 @@ class WritableTrees:
         assert self._files is not None, "attached"
         return TailedProcess(self._files, protocol, program, stdout_offset)
 
-    def reopen_overlay(self, workspace: Workspace) -> int | None:
-        """Return a descriptor of the overlay of a running program; None if it is gone. Blocks."""
-        with suppress(OSError):
-            return self.starter.reopen_overlay(workspace.output_directory)
-        return None
-
     def forget_program(self, workspace: Workspace) -> None:
         """Kill the program of a workspace, and its overlay with it. Blocks.
 
@@ -376,7 +366,7 @@ class WritableTrees:
             try:
                 self._client.forget_program_now(workspace.output_directory)
             except OSError as error:
-                if error.errno in _PASSING:
+                if is_passing_error(error) or error.errno in (errno.ENOBUFS, errno.ETIMEDOUT):
                     raise  # otherwise the starter, or the program, has ended
 
     def close(self) -> None:

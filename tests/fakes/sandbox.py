@@ -205,7 +205,7 @@ class FakeTrees:
         self.connected.append((program, offset))
         return None
 
-    def reopen_overlay(self, workspace: Workspace) -> int | None:
+    def reopen_overlay(self, directory: Path) -> int | None:
         return self.overlay_descriptor
 
     def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:

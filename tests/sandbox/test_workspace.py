@@ -288,7 +288,7 @@ class StarterTests(TreesTestCase):
         eventually(lambda: not is_alive(program.pid))
         self.assertEqual(self.trees.starter.list_programs(), set())
         self.trees.forget_program(workspace)
-        self.assertIsNone(self.trees.reopen_overlay(workspace))
+        self.assertIsNone(self.trees.starter.reopen_overlay(workspace.output_directory))
 
     def test_nothing_is_forgotten_without_a_starter(self) -> None:
         self.trees.forget_program(Workspace(self.root))
