@@ -302,10 +302,3 @@ class NodeLossTests(SlurmTestCase):
         self.assertEqual(joined(await self.client.follow(identifier)), ["again\n"])
         self.assertEqual(runner["retries"], 1)
         self.assertNotEqual(runner["node"], node)
-
-    async def test_evaluator_that_has_printed_is_not_begun_again(self) -> None:
-        identifier = await self.begin_and_wait("echo ready; sleep 600")
-        self.cluster.kill_node((await self.client.status(identifier))["runner"]["node"])
-        events = await self.client.follow(identifier)
-        failure(events, "node")
-        self.assertEqual(text(events), "ready\n")

@@ -20,7 +20,6 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
-from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.linux import tail
@@ -333,34 +332,13 @@ class PlayedTests(SynchronousTestCase):
         self.assertEqual(self.watcher.callbacks, {})
 
 
-class RealTests(TestCase):
+class RealTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.starter = StarterProcess()
         self.addCleanup(self.starter.stop)
         self.client = self.starter.connect()
         self.addCleanup(self.client.close)
-        self.watcher = FileWatcher(reactor)
-        self.addCleanup(self.watcher.close)
-        self.protocol = Keeping()
         self.directory = self.starter.directory / "program"
-
-    def start(self, command: str) -> StartedProgram:
-        return self.client.start_program(self.directory, sh(command))
-
-    def connect(self, program: StartedProgram) -> TailedProcess:
-        self.client.attach(reactor)
-        files = ProgramFiles(reactor, self.client, self.watcher, deferToThread)
-        return TailedProcess(files, self.protocol, program)
-
-    async def test_program_drives_the_protocol(self) -> None:
-        process = self.connect(self.start("echo out; echo error >&2; sleep 60 & exit 3"))
-        reason = await self.protocol.exited
-        self.assertEqual(reason.exitCode, 3)
-        process.read_remaining_output()
-        await self.protocol.ended
-        self.assertEqual(self.protocol.printed, {1: b"out\n", 2: b"error\n"})
-        assert process.resource_usage is not None
-        self.assertIsInstance(process.resource_usage.ru_maxrss, int)
 
     def test_readers_that_are_killed_lose_and_repeat_no_byte(self) -> None:
         lines = "import sys\nfor i in range(200000): print(i, flush=i % 97 == 0)\nsys.exit(5)"
@@ -398,9 +376,7 @@ class TailTests(SynchronousTestCase):
         self.ends: list[str | None] = []
         self.on_data: Callable[[], object] = lambda: None
         self.calls: list[tuple[Callable[[], bytes], Deferred[bytes]]] = []
-        self.tail = self.open()
 
-    def open(self, offset: int = 0) -> FileTail:
         def run_in_thread(call: Callable[[], bytes]) -> Deferred[bytes]:
             self.calls.append((call, Deferred()))
             return self.calls[-1][1]
@@ -414,9 +390,8 @@ class TailTests(SynchronousTestCase):
 
         starter, watcher = PlayedStarter(), PlayedWatcher()
         files = ProgramFiles(self.clock, starter, watcher, run_in_thread)
-        opened = FileTail(files, str(self.path), offset, 1, take_data, take_end)
-        self.addCleanup(opened.close)
-        return opened
+        self.tail = FileTail(files, str(self.path), 0, 1, take_data, take_end)
+        self.addCleanup(self.tail.close)
 
     @property
     def received(self) -> bytes:
@@ -428,18 +403,6 @@ class TailTests(SynchronousTestCase):
 
     def uncache(self) -> None:
         self.patch(tail, "_read_cached", lambda descriptor, offset: None)
-
-    def test_what_is_printed_is_read(self) -> None:
-        self.tail.on_change()
-        for content in (b"a", b"bc\n"):
-            self.print(content)
-            self.tail.on_change()
-        self.assertEqual(self.received, b"abc\n")
-
-    def test_tail_begins_at_its_offset(self) -> None:
-        self.print(b"abc")
-        self.open(2).on_change()
-        self.assertEqual(self.received, b"c")
 
     def test_one_turn_reads_64_kib(self) -> None:
         self.print(b"x" * 150_000)
