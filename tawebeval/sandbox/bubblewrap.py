@@ -40,6 +40,7 @@ from functools import lru_cache, partial
 from glob import glob
 from pathlib import Path
 from time import monotonic
+from typing import ClassVar
 
 import attrs
 from twisted.logger import Logger
@@ -569,7 +570,7 @@ class BubblewrapSandbox(Sandbox):
     - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
     """
 
-    run_class = BubblewrapRun
+    run_class: ClassVar[type[SandboxedRun]] = BubblewrapRun
     bwrap_path: str
     sandbox_files_directory: Path
     filter_descriptors: tuple[int, ...]
