@@ -33,7 +33,7 @@ class Use(NamedTuple):
 
 _PAGE = (
     "test_documented_clients test_page test_page_class test_page_http2"
-    " test_lti test_page_problems test_page_results test_page_tokens test_reference"
+    " test_lti test_page_problems test_page_results test_page_tokens"
 )
 _PROXIES = "test_proxies test_several test_page_http2"
 _TOOLCHAINS = "gcc /usr/bin/node"
@@ -75,7 +75,7 @@ USES = (
 FOR_ROOT = (
     "tests.evaluations.test_store tests.linux.test_hidden_proc tests.linux.test_privileges "
     + _integration(
-        f"{_BOOTED} test_descriptors test_doctor test_environments"
+        f"{_BOOTED} test_descriptors test_environments"
         " test_full_disk test_git_attacks test_overlays"
         f" test_privileges test_try test_verdicts test_writable_trees {_SLURM}"
     )

@@ -53,7 +53,7 @@ _TOGETHER = (
     # So that a daemon starts only once.
     ("budget_attacks", "limit_attacks", "view_attacks"),
     ("call_attacks", "disk_attacks", "network_attacks"),
-    ("cli", "fetching", "git_submodules", "mending", "streams", "toolchains", "trees"),
+    ("cli", "fetching", "streams", "toolchains"),
     ("runaways", "writable_trees", "killed"),
 )
 

@@ -206,12 +206,27 @@ install_reactor()
 from twisted.internet import reactor
 print(type(reactor).__name__)
 """
+CLOCK = """
+import time
+from tawebeval.daemon import tap
+
+def end():
+    from twisted.internet import reactor
+    print(abs(reactor.seconds() - time.monotonic()))
+    raise SystemExit
+
+tap.refuse_root = end
+tap.makeService(None)
+"""
 
 
 class ReactorTests(SynchronousTestCase):
     def test_daemon_starts_though_an_evaluator_has_all_epoll_watches(self) -> None:
         for is_full, name in ((True, "PollReactor"), (False, "EPollReactor")):
             self.assertEqual(printed_by(WITHOUT_WATCHES.format(is_full=is_full)).strip(), name)
+
+    def test_reactor_has_the_monotonic_clock(self) -> None:
+        self.assertLess(float(printed_by(CLOCK)), 60)
 
 
 class PluginTests(SynchronousTestCase):

@@ -64,11 +64,6 @@ class BuildTests(KeptDaemonTestCase):
         self.assertRegex(text(later), r"^[0-9a-f-]{36}\n$")
         self.assertEqual(self.count_builds(), count + 1)
 
-    async def test_evaluations_see_the_times_of_built_files(self) -> None:
-        await self.define("touch -d @5 built", "stat -c %Y built")
-        (events,) = await self.read_many([await self.submit()])
-        self.assertEqual(text(events), "5\n")
-
     async def test_build_sees_no_submission_and_no_secret(self) -> None:
         await self.define("env >built; find / -name solution.txt >>built; pwd >>built; rm source")
         (events,) = await self.read_many([await self.submit()])
@@ -171,35 +166,6 @@ class BuildTests(KeptDaemonTestCase):
         ]
         self.assertEqual(len(messages[0]), 36)
         self.assertEqual(messages[0], messages[1])
-
-    async def test_failed_build_of_a_package_shows_none_of_its_source(self) -> None:
-        self.repository.write("problem.yaml", "name: Sum\nvalidation: custom\n")
-        self.repository.write("output_validators/own.py", "secret = (\n")
-        await self.define("tawebeval-judge --build")
-        (events,) = await self.read_many([await self.submit()])
-        stderr = failure(events, "build")["stderr"]
-        self.assertIn("run `tawebeval check` to see why", stderr)
-        self.assertNotIn("secret", stderr)
-
-    async def test_missing_files_of_a_cms_task_are_made_once(self) -> None:
-        files = {
-            "task.yaml": "name: copy\ntime_limit: 1\ninfile: ''\noutfile: ''\n",
-            "gen/GEN": "#ST: 100\n1\n",
-            "gen/generator.py": "import uuid\nprint(uuid.uuid4())\n",
-            "sol/solution.py": "print(input()[:8])\n",
-        }
-        for name, content in files.items():
-            self.repository.write(name, content)
-        await self.define("tawebeval-judge --build", "cat input/input0.txt output/output0.txt")
-        first, second = await self.read_many([await self.submit() for _ in range(2)])
-        self.assertRegex(text(first), r"^([0-9a-f]{8})[0-9a-f-]{28}\n\1\n$")
-        self.assertEqual(text(first), text(second))
-
-    async def test_changed_command_builds_again(self) -> None:
-        await self.define("echo one >built")
-        self.assertEqual(text(await self.client.follow(await self.submit())), "one\n")
-        await self.define("echo two >built")
-        self.assertEqual(text(await self.client.follow(await self.submit())), "two\n")
 
     async def test_rerun_has_the_build_of_a_problem_that_was_removed(self) -> None:
         await self.define("echo one >built")

@@ -96,25 +96,24 @@ class DemoTests(SynchronousTestCase):
             self.assertEqual(done.returncode, 0, command + done.stdout + done.stderr)
 
     def test_kept_demo_is_readable_and_its_commands_work_until_a_signal(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            demo, shown = self.start_and_keep()
-            (base,) = re.findall(r"^    (http://.*)/#evaluations$", shown, re.MULTILINE)
-            for _ in range(2):
-                listed = get(f"{base}/evaluations")["data"]
-                self.assertEqual(len(listed), STEPS)
-                for each in listed:
-                    events = get(f"{base}/evaluation/{each['evaluation_id']}/events")
-                    self.assertTrue(events["data"])
-            (drawing,) = re.findall(r"/#evaluation/(\w+)$", shown, re.MULTILINE)
-            self.assertIn(drawing, [each["evaluation_id"] for each in listed])
-            submit, judge = map(self.run_command, self.find_commands(shown))
-            self.assertEqual(submit.returncode, 0, submit.stderr)
+        demo, shown = self.start_and_keep()
+        (base,) = re.findall(r"^    (http://.*)/#evaluations$", shown, re.MULTILINE)
+        for _ in range(2):
             listed = get(f"{base}/evaluations")["data"]
-            self.assertIn(submit.stdout.strip(), [each["evaluation_id"] for each in listed])
-            self.assertEqual(judge.returncode, 0, judge.stderr)
-            self.assertIn("counted right, but in the wrong order", judge.stdout)
-            demo.send_signal(number)
-            rest, _ = demo.communicate(timeout=LONG_PATIENCE)
-            self.assertEqual((demo.returncode, rest), (0, "\nStopping the daemon ... stopped.\n"))
-            self.assertEqual(list(self.folder.iterdir()), [])
-            self.assertFalse(listens(int(base.rpartition(":")[2])))
+            self.assertEqual(len(listed), STEPS)
+            for each in listed:
+                events = get(f"{base}/evaluation/{each['evaluation_id']}/events")
+                self.assertTrue(events["data"])
+        (drawing,) = re.findall(r"/#evaluation/(\w+)$", shown, re.MULTILINE)
+        self.assertIn(drawing, [each["evaluation_id"] for each in listed])
+        submit, judge = map(self.run_command, self.find_commands(shown))
+        self.assertEqual(submit.returncode, 0, submit.stderr)
+        listed = get(f"{base}/evaluations")["data"]
+        self.assertIn(submit.stdout.strip(), [each["evaluation_id"] for each in listed])
+        self.assertEqual(judge.returncode, 0, judge.stderr)
+        self.assertIn("counted right, but in the wrong order", judge.stdout)
+        demo.send_signal(signal.SIGINT)
+        rest, _ = demo.communicate(timeout=LONG_PATIENCE)
+        self.assertEqual((demo.returncode, rest), (0, "\nStopping the daemon ... stopped.\n"))
+        self.assertEqual(list(self.folder.iterdir()), [])
+        self.assertFalse(listens(int(base.rpartition(":")[2])))

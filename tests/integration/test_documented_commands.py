@@ -1,4 +1,4 @@
-"""Programs and commands of docs/evaluators.md, docs/cli.md and examples/README.md, as printed."""
+"""Programs and commands of the documents, as printed there; and docs/gallery.md."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import attrs
 from twisted.internet.threads import deferToThread
-from twisted.trial.unittest import SkipTest
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tests.cases.patience import LONG_PATIENCE
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.cgroups import DELEGATED
 from tests.integration.harness import DaemonTestCase
 from tests.integration.repositories import ENVIRONMENT, git
@@ -183,3 +183,17 @@ class CommandTests(SessionTestCase):
         (block,) = (one for one in blocks(EXAMPLES / "README.md") if one.language == "console")
         commands, expected = parse_session(block.text)
         self.check(await self.run_script(commands), expected)
+
+
+GALLERY = ROOT / "docs" / "gallery.md"
+
+
+class GalleryTests(SynchronousTestCase):
+    maxDiff = None
+
+    def test_gallery_shows_what_the_commands_print(self) -> None:
+        copy = Path(self.mktemp())
+        shutil.copy(GALLERY, copy)
+        script = [sys.executable, str(ROOT / "scripts" / "recordings"), str(copy)]
+        subprocess.run(script, check=True, timeout=PATIENCE)
+        self.assertEqual(copy.read_text(), GALLERY.read_text())

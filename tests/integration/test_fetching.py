@@ -1,10 +1,14 @@
-"""The main job: a commit is fetched, and its evaluator is run."""
+"""What is fetched, as an evaluator finds it: commits, submodules, and a damaged cache again."""
 
 from __future__ import annotations
 
-from tests.integration.client import failure, joined
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.integration.client import Event, joined, text
 from tests.integration.harness import DaemonTestCase
-from tests.integration.repositories import HttpServer, git
+from tests.integration.repositories import GitRepository, HttpServer, git
 
 EVALUATOR = """\
 #!/bin/sh
@@ -95,15 +99,134 @@ class FetchingTests(DaemonTestCase):
         trees = list(self.daemon.cache.glob("repositories/*.tree"))
         self.assertEqual(len(trees) - before, 3)
 
-    async def test_object_that_is_no_commit_is_named(self) -> None:
-        folder = self.repository.folder
-        git(folder, "tag", "--annotate", "--message=A mark", "tree", "HEAD^{tree}")
-        git(folder, "tag", "--annotate", "--message=A mark", "blob", "HEAD:later")
-        for url in (self.http()[1], self.repository.url, self.http(v2=False)[1]):
-            for revision in ("tree", "blob", "HEAD^{tree}", "HEAD:later"):
-                oid = git(folder, "rev-parse", revision)
-                identifier = await self.client.evaluate(url, oid, "true")
-                error = failure(await self.client.follow(identifier), "commit")
-                # A v0 server hands out what it advertises.
-                if ("^" not in revision and ":" not in revision) or url == self.repository.url:
-                    self.assertIn(f"{oid} is a tree or a file", error["message"], url)
+
+class SubmoduleTests(DaemonTestCase):
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.server = HttpServer(self.folder)
+        self.addCleanup(self.server.stop)
+
+    def make(self, name: str) -> GitRepository:
+        """Return a new repository with a file `code`, which has the name, and a link."""
+        made = GitRepository(self.folder / name)
+        made.write("code", f"code of {name}\n")
+        made.link("outside", "/etc/passwd")
+        made.commit()
+        return made
+
+    def add(self, parent: GitRepository, name: str, url: str) -> str:
+        """Add the newest commit of a repository as a submodule; return the parent's new commit."""
+        commit = git(self.folder / name, "rev-parse", "HEAD")
+        for key, value in (("path", f"lib/{name}"), ("url", url)):
+            setting = f"submodule.{name}.{key}"
+            git(parent.folder, "config", "--file", ".gitmodules", setting, value)
+        git(parent.folder, "update-index", "--add", "--cacheinfo", f"160000,{commit},lib/{name}")
+        git(parent.folder, "add", ".gitmodules")
+        git(parent.folder, "commit", "--quiet", "--message=A submodule")
+        return git(parent.folder, "rev-parse", "HEAD")
+
+    async def look(self, commit: str, url: str | None = None) -> list[Event]:
+        command = "find . -name code | sort | xargs cat"
+        identifier = await self.client.evaluate(
+            url or f"{self.server.url}/problem/.git", commit, command
+        )
+        return await self.client.follow(identifier)
+
+    async def test_evaluator_finds_nested_submodules_after_one_fetch(self) -> None:
+        problem, one = self.make("problem"), self.make("one")
+        self.make("two")
+        self.add(one, "two", "../../two/.git")
+        commit = self.add(problem, "one", "../../one/.git")
+        expected = "code of problem\ncode of one\ncode of two\n"
+        self.assertEqual(text(await self.look(commit)), expected)
+        fetches = self.server.fetches
+        await self.daemon.stop()
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual(text(await self.look(commit)), expected)
+        self.assertEqual(self.server.fetches, fetches)
+
+    async def test_local_repository_has_local_submodules(self) -> None:
+        problem = self.make("problem")
+        commit = self.add(problem, "one", self.make("one").url)
+        events = await self.look(commit, problem.url)
+        self.assertEqual(text(events), "code of problem\ncode of one\n")
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a file off, though it is read-only."""
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def scribble(path: Path) -> None:
+    """Overwrite bytes in the midst of a file."""
+    path.chmod(0o600)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+
+
+class MendingTests(DaemonTestCase):
+    async def setUp(self) -> None:
+        await super().setUp()
+        with open("/dev/urandom", "rb") as random:
+            self.repository.write("large", random.read(100_000))
+        self.commit = self.repository.commit()
+        self.server = HttpServer(self.folder)
+        self.addCleanup(self.server.stop)
+        self.url = f"{self.server.url}/repository/.git"
+
+    async def evaluate(self) -> str:
+        identifier = await self.client.evaluate(self.url, self.commit, "cat README; wc -c <large")
+        return text(await self.client.follow(identifier))
+
+    def cached(self) -> Path:
+        (found,) = (
+            file.parent
+            for file in self.daemon.cache.glob("repositories/*/url")
+            if file.read_text().strip() == self.url
+        )
+        return found
+
+    async def check(self, harm: Callable[[Path], object]) -> None:
+        """Check that harm to the cache costs one more fetch, and nothing else."""
+        await self.evaluate()
+        asked = self.server.fetches
+        self.lose_tree()
+        harm(self.cached())
+        self.assertEqual(await self.evaluate(), "an evaluator\n100000\n")
+        self.assertEqual(self.server.fetches, asked + 1)
+        await self.evaluate()
+        self.assertEqual(self.server.fetches, asked + 1)
+        self.assertEqual(list(self.daemon.cache.glob("repositories/*.old-*")), [])
+
+    def lose_tree(self) -> None:
+        """Remove what is checked out: without it git has to read the repository."""
+        (checkout,) = self.cached().parent.glob(f"{self.cached().stem}-*.tree")
+        shutil.rmtree(checkout)
+
+    def each(self, pattern: str, harm: Callable[[Path], object]) -> Callable[[Path], None]:
+        def all_of(repository: Path) -> None:
+            files = list(repository.glob(pattern))
+            self.assertTrue(files)
+            for file in files:
+                harm(file)
+
+        return all_of
+
+    async def test_damaged_packs_are_fetched_again(self) -> None:
+        for pattern in ("objects/pack/*.pack", "objects/pack/*.idx"):
+            await self.check(self.each(pattern, Path.unlink))
+            await self.check(self.each(pattern, lambda file: truncate(file, 1000)))
+            await self.check(self.each(pattern, lambda file: truncate(file, 0)))
+        await self.check(self.each("objects/pack/*.pack", scribble))
+
+    async def test_damaged_repository_is_fetched_again(self) -> None:
+        for name in ("objects", "refs"):
+            await self.check(lambda repository, name=name: shutil.rmtree(repository / name))
+        await self.check(lambda repository: (repository / "HEAD").unlink())
+        await self.check(lambda repository: (repository / "config").write_text("[x"))
+        await self.check(shutil.rmtree)

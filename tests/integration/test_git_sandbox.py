@@ -7,13 +7,11 @@ import shutil
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
-from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.remotes import Login
 from tawebeval.git.repository import create_repository
@@ -69,14 +67,6 @@ class SandboxTests(TestCase):
         hosts = "test -e /etc/hosts && echo hosts || echo no"
         await self.check(hosts, "no")
         await self.check(hosts, "hosts", SandboxAccess(has_network=True))
-
-    async def test_next_commands_run_in_the_same_sandbox_until_one_fails(self) -> None:
-        script = 'alias.attack=!f() { echo "$1" >>/tmp/said; cat /tmp/said; exit $2; }; f'
-        for status, printed in ((0, "a b\n\0a b\nb'c\n\0a b\nb'c\nd"), (3, "a b")):
-            commands = (("a b", str(status)), ("b'c", "0"), ("d", "0"))
-            first, *rest = (("-c", script, "attack", *words) for words in commands)
-            outcome = await self.git.run_command(self.own, *first, next_commands=rest)
-            self.assertEqual((outcome.status, outcome.stdout), (status, printed + "\n"))
 
     async def test_git_writes_only_where_the_command_may(self) -> None:
         everywhere = f"for d in {self.own} {self.tree} / /usr /etc /dev /dev/shm; do"
@@ -136,11 +126,3 @@ class SandboxTests(TestCase):
         asked.cancel()
         await self.assertFailure(asked, CancelledError)
         self.assertEqual(sleeping(), [])
-
-    async def test_broken_sandbox_is_no_fault_of_the_repository(self) -> None:
-        reach = SandboxAccess((self.folder / "missing",))
-        error: Any = await self.assertFailure(
-            Deferred.fromCoroutine(self.run_script("echo ran", reach)), EvaluationFailure
-        )
-        self.assertEqual(error.reason, "lost")
-        self.assertIn("missing", error.extra_members["stderr"])

@@ -150,18 +150,6 @@ class BranchTests(BareRepositoryCase):
             self.assertEqual(fetched.oid, commit)
             remove_tree(self.path)  # a repository has one URL
 
-    async def test_missing_branch_is_refused_by_its_name(self) -> None:
-        git(self.source.folder, "tag", "v1")
-        git(self.folder, "init", "--quiet", "--bare", "empty.git")
-        for url, branch in (
-            (self.source.url, "missing"),
-            (self.source.url, "v1"),
-            (f"file://{self.folder}/empty.git", "main"),
-        ):
-            with self.assertRaises(EvaluationFailure) as caught:
-                await self.resolve(url, branch)
-            self.assertIn(f"no branch {branch!r}", caught.exception.message)
-
 
 class AddressTests(BareRepositoryCase):
     async def test_http_takes_the_address_that_works(self) -> None:

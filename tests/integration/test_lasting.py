@@ -54,23 +54,3 @@ class RestartTests(KeptDaemonTestCase):
         await reader.read()
         self.assertEqual(text(reader.events), "readylate\n")
         self.daemon.check_log()
-
-    async def test_events_keep_their_times_and_cursors(self) -> None:
-        identifier = await self.begin_and_wait("echo one; sleep 0.1; echo two; echo ready")
-        await self.client.ended(identifier)
-        path = f"/evaluation/{identifier}/events?times=1"
-        before = (await self.client.get(path)).json
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            await self.daemon.restart(number)
-            self.assertEqual((await self.client.get(path)).json, before)
-
-    async def test_queued_evaluations_keep_their_order(self) -> None:
-        holding = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(4)]
-        waiting = [await self.begin(f"echo {n}; cat $SUBMISSION_FILE_SOLUTION") for n in range(6)]
-        await self.daemon.restart()
-        places = [(await self.client.status(one))["queue_place"] for one in waiting]
-        self.assertEqual(places, list(range(6)))
-        for identifier in holding:
-            await self.client.cancel(identifier)
-        texts = [text(await self.client.follow(one)) for one in waiting]
-        self.assertEqual(texts, [f"{n}\n42\n" for n in range(6)])

@@ -6,14 +6,17 @@ import json
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import TestCase
 
+import tawebeval
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.terminal import piped
 from tests.integration.unprivileged import USER, temporary_folder
 
+JUDGE = Path(tawebeval.__file__).parent / "sandbox" / "tools" / "bin" / "tawebeval-judge"
 BY = ("--user", USER.pw_name) if USER else ()
 SUM = "a, b = map(float, input().split())\n"
 THIEF = """
@@ -621,41 +624,27 @@ class PackageTests(TestCase):
             self.assertEqual(done.returncode, 2)
             self.assertIn(said, done.stderr)
 
-    async def test_wrong_value_of_a_package_is_named_with_its_file(self) -> None:
-        task, verdicts = OUTPUTS["task.yaml"], "submissions/submissions.yaml"
-        group = f"{task}score_type: GroupMin\nscore_type_parameters: "
-        for files, name, text, said in (
-            (PASSES, "problem.yaml", "limits: {memory: x}\n", "problem.yaml: memory is 'x', not"),
-            (PASSES, verdicts, "accepted: {permitted: [AC, JE]}", "accepted/add.py has 'JE', not"),
-            (PASSES, verdicts, "accepted: {score: []}", "add.py is [], not a number"),
-            (OUTPUTS, "task.yaml", f"{group}[[x, 2]]\n", "the points of subtask 0 is 'x', not"),
-            (
-                OUTPUTS,
-                "task.yaml",
-                f"{group}[40, 60]\n",
-                "task.yaml: score_type_parameters has 40,",
-            ),
-            (OUTPUTS, "task.yaml", f'{group}[[40, "9.*"], [60, "0"]]\n', "'9.*' are no cases"),
-            (OUTPUTS, "task.yaml", f"{task}total_value: nan\n", "total_value is 'nan', not"),
-            (
-                OUTPUTS,
-                "task.yaml",
-                f"{group}[[100, 3]]\n",
-                "task.yaml: a subtask has 3 cases; 2 are",
-            ),
-            (OUTPUTS, "task.yaml", f"{task}time_limit: []\n", "task.yaml: time_limit is [], not"),
-            (OUTPUTS, "task.yaml", f"{group}[[40, 0], [60, 2]]\n", "subtask 0 has points and no"),
-            (PASSES, "problem.yaml", "constants: [a]\n", "problem.yaml: constants are ['a'], no"),
-            (
-                PASSES,
-                "problem.yaml",
-                "limits: {time_multipliers: 3}\n",
-                "problem.yaml: time_multipliers are 3, no",
-            ),
+    def test_wrong_value_of_a_package_is_named_with_its_file(self) -> None:
+        problem, verdicts, task = "problem.yaml", "submissions/submissions.yaml", "task.yaml"
+        group = "score_type: GroupMin\nscore_type_parameters: "
+        for name, text, said in (
+            (problem, "limits: {memory: x}", "problem.yaml: memory is 'x', not"),
+            (problem, "constants: [a]", "problem.yaml: constants are ['a'], no"),
+            (problem, "limits: {time_multipliers: 3}", "problem.yaml: time_multipliers are 3, no"),
+            (verdicts, "accepted: {permitted: [AC, JE]}", "accepted/add.py has 'JE', not"),
+            (verdicts, "accepted: {score: []}", "add.py is [], not a number"),
+            (task, f"{group}[[x, 2]]", "the points of subtask 0 is 'x', not"),
+            (task, f"{group}[40, 60]", "task.yaml: score_type_parameters has 40,"),
+            (task, f'{group}[[40, "9.*"], [60, "0"]]', "'9.*' are no cases"),
+            (task, f"{group}[[100, 3]]", "task.yaml: a subtask has 3 cases; 2 are"),
+            (task, f"{group}[[40, 0], [60, 2]]", "subtask 0 has points and no"),
+            (task, "total_value: nan", "total_value is 'nan', not"),
+            (task, "time_limit: []", "task.yaml: time_limit is [], not"),
         ):
-            root = self.write({**files, name: text})
-            done = await piped("http://127.0.0.1:9", "check", root, *BY, TMPDIR=str(self.folder))
-            self.assertEqual(done.returncode, 2, done.stderr)
+            files, before = (OUTPUTS, OUTPUTS[task]) if name == task else (PASSES, "")
+            root = self.write({**files, name: f"{before}{text}\n"})
+            done = subprocess.run([JUDGE, "--list"], cwd=root, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1, done)
             self.assertIn(said, done.stderr)
             shutil.rmtree(root)
 

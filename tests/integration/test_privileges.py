@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 import tawebeval
 import tawebeval_client
 from tawebeval.sandbox.bubblewrap import TOOLS_NAME
-from tests.cases.patience import LONG_PATIENCE, PATIENCE
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import Client, text
 from tests.integration.harness import (
     CONFIGURATION,
@@ -95,24 +95,6 @@ class RootTestCase(TestCase):
             "STATE_DIRECTORY": str(self.folder / "state"),
             "CACHE_DIRECTORY": str(self.folder / "cache"),
         }
-
-
-class RefusalTests(RootTestCase):
-    def test_root_is_told_the_command_before_anything_is_made(self) -> None:
-        twistd = str(Path(sys.executable).with_name("twistd"))
-        for options in ((), ("--uid=nobody",), ("--euid", "--uid=nobody")):
-            done = subprocess.run(
-                [twistd, "--nodaemon", "--pidfile=", *options, "tawebeval"],
-                cwd=self.folder,
-                env=environment(**self.places),
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-            )
-            self.assertGreater(done.returncode, 0)
-            self.assertIn("as root: tawebeval serve --user NAME", done.stderr)
-            self.assertNotIn("Traceback", done.stderr)
-            self.assertEqual(list(self.folder.iterdir()), [])
 
 
 class ClosedDirectoryTests(RootTestCase):

@@ -19,7 +19,6 @@ from tests.integration.proxies import (
     WAITING,
     Caddy,
     HAProxy,
-    HAProxyBeforeSeveral,
     Nginx,
     Proxy,
     answered,
@@ -256,12 +255,6 @@ class ProxyTests(ProxyTestCase):
 
     async def test_haproxy_passes_streams_forms_and_errors(self) -> None:
         await self.check_all(HAProxy)
-
-    async def test_haproxy_before_several_daemons_passes_streams(self) -> None:
-        # All are the same one here; `test_several` has three.
-        await self.put_before(HAProxyBeforeSeveral, " ".join([f"127.0.0.1:{self.daemon.port}"] * 3))
-        await self.check_following()
-        await self.check_address()
 
     async def test_caddy_passes_streams_forms_and_errors_and_announces_no_http3(self) -> None:
         await self.check_all(Caddy)

@@ -11,16 +11,14 @@ from twisted.internet.utils import getProcessOutput
 from twisted.trial.unittest import SkipTest
 
 from tawebeval.daemon.startup import derive_daemon_label
-from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.slurm.commands import SQUEUE_PERIOD
-from tests.cases.patience import LONG_PATIENCE
 from tests.integration.attacks import bombs
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import COMMAND, until
 from tests.integration.processes import processes
 from tests.integration.slurm_case import CPUS, SlurmTestCase
 
-MIB = 2**20
 SPY = """
 import os, socket, sys
 for path in sys.argv[2:]:
@@ -32,7 +30,6 @@ except OSError:
 print([name for name in os.environ if name.startswith("SLURM")])
 print(sorted(os.listdir("/evaluation")))
 """
-QUEUED = int(os.environ.get("TAWEBEVAL_SLURM_QUEUED", "30"))
 
 
 class RunTests(SlurmTestCase):
@@ -130,15 +127,6 @@ class ClusterTests(SlurmTestCase):
         self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
         await until(lambda: not self.cluster.list_jobs(), "no job is left")
 
-    async def test_evaluation_outlives_an_absence_of_the_shared_directory(self) -> None:
-        identifier, gate = await self.begin_and_hold("echo on")
-        evaluations, away = self.daemon.state / "evaluations", self.daemon.state / "away"
-        evaluations.rename(away)
-        (away / gate.relative_to(evaluations)).write_text("\n")
-        await self.daemon.logged("runner.shared: limits of a run are not checked")
-        away.rename(evaluations)
-        self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
-
     async def test_evaluation_outlives_a_killed_daemon(self) -> None:
         identifier, gate = await self.begin_and_hold("echo on")
         node = (await self.client.status(identifier))["runner"]["node"]
@@ -150,34 +138,6 @@ class ClusterTests(SlurmTestCase):
         gate.write_text("\n")
         self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
         await until(lambda: not self.cluster.list_jobs(), "no job is left")
-
-    async def test_evaluation_ends_while_the_daemon_is_away(self) -> None:
-        identifier, gate = await self.begin_and_hold("echo on; exit 3")
-        await self.daemon.kill()
-        gate.write_text("\n")
-        state = f"evaluations/{derive_directory_name(identifier)}/tawebeval-*/state"
-        await until(
-            lambda: any("status" in path.read_text() for path in self.daemon.state.glob(state)),
-            "the node has told the end",
-        )
-        self.daemon.start()
-        await self.daemon.ready()
-        events = await self.client.follow(identifier)
-        self.assertEqual(joined(events)[0], "readyon\n")
-        self.assertEqual(failure(events, "exit")["status"], 3)
-        await until(lambda: not self.cluster.list_jobs(), "no job is left")
-
-    async def test_job_that_is_lost_while_the_daemon_is_away_is_told(self) -> None:
-        identifier = await self.begin_and_wait("echo ready; sleep 600")
-        job = (await self.client.status(identifier))["runner"]["job"]
-        await self.daemon.kill()
-        self.cluster.run("scancel", job)
-        await until(lambda: not self.cluster.list_jobs(), "no job is left")
-        self.daemon.start()
-        await self.daemon.ready()
-        events = await self.client.follow(identifier)
-        self.assertEqual(text(events), "ready\n")
-        failure(events, "revoked")
 
 
 class DoctorTests(SlurmTestCase):
@@ -236,32 +196,6 @@ class QueueTests(SlurmTestCase):
             await self.client.cancel(identifier)
         self.assertEqual(joined(await self.client.follow(late)), ["late\n"])
         await until(lambda: not self.cluster.list_jobs(), "no job is left")
-
-
-class LongQueueTests(SlurmTestCase):
-    """Many jobs that wait, as many as TAWEBEVAL_SLURM_QUEUED says."""
-
-    configuration = QueueTests.configuration.replace("running = 4", f"running = {QUEUED + 2}")
-
-    async def test_jobs_outlast_a_restart_of_the_controller_and_run_in_turn(self) -> None:
-        running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(2)]
-        waiting = [await self.begin(f"echo {number}") for number in range(QUEUED)]
-        names = [derive_log_pseudonym(identifier).encode() for identifier in waiting]
-
-        def are_saved() -> bool:
-            saved = self.cluster.read_saved_jobs()
-            return all(name in saved for name in names)
-
-        await until(are_saved, "the controller has saved all jobs", LONG_PATIENCE)
-        self.cluster.kill_controller()
-        self.cluster.start_controller()
-        for identifier in running:
-            await self.client.cancel(identifier)
-        for number, identifier in enumerate(waiting[:2]):
-            self.assertEqual(joined(await self.client.follow(identifier)), [f"{number}\n"])
-        for identifier in waiting[2:]:
-            await self.client.cancel(identifier)
-        await until(lambda: not self.cluster.list_jobs(), "no job is left", LONG_PATIENCE)
 
 
 class PreemptionTests(SlurmTestCase):

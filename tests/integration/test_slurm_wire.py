@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from tests.integration.attacks.strays import StrayTests
 from tests.integration.slurm_case import RUNNER, SlurmTestCase
-from tests.integration.wire import evaluators, floods, streams
+from tests.integration.wire import evaluators, floods
 
 
-class SlurmEvaluatorTests(
-    SlurmTestCase, StrayTests, evaluators.EvaluatorCase, streams.TransportCase
-):
-    """What evaluators find, print and leave behind, and readers on every transport."""
+class SlurmEvaluatorTests(SlurmTestCase, StrayTests, evaluators.EvaluatorCase):
+    """What evaluators find, print and leave behind."""
 
     configuration = SlurmTestCase.configuration + "[limits]\nprocesses = 2000\n"
 

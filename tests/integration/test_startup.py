@@ -1,24 +1,24 @@
-"""The start: as a command of twistd, with nothing configured, and with what cannot work."""
+"""The start with nothing configured, and `tawebeval doctor` on this machine."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
+from typing import Any
 
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tawebeval.daemon.startup import derive_daemon_label
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
-from tests.integration.harness import TWISTD, environment, until
-from tests.integration.ports import claim, free_port, listens
+from tests.integration.harness import COMMAND, TWISTD, environment, until
+from tests.integration.ports import free_port, listens
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import USER, temporary_folder
 
-COMMAND = (str(TWISTD), "--nodaemon", "--pidfile=", "tawebeval")
+START = (str(TWISTD), "--nodaemon", "--pidfile=", "tawebeval")
 
 
 class StartupTests(TestCase):
@@ -34,43 +34,12 @@ class StartupTests(TestCase):
             self.environment["XDG_STATE_HOME"] = str(self.folder / ".local" / "state")
             self.environment["XDG_CACHE_HOME"] = str(self.folder / ".cache")
 
-    def test_a_taken_port_stops_the_start(self) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            port = str(taken.getsockname()[1])
-            done = subprocess.run(
-                [*COMMAND, "--listen", f"tcp:{port}:interface=127.0.0.1"],
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=PATIENCE,
-            )
-        self.assertGreater(done.returncode, 0, done.stdout)
-        self.assertNotIn("Traceback", done.stdout)
-        self.assertIn(port, done.stdout)
-        label = derive_daemon_label(self.folder / ".local" / "state" / "tawebeval")
-        groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if label in path]
-        self.assertEqual(groups, [], "cgroups are made before, and removed")
-
     async def test_daemon_works_without_configuration(self) -> None:
-        await self.serve(f"--listen=tcp:{(port := free_port())}:interface=127.0.0.1", port=port)
-
-    async def test_the_default_endpoint_is_local(self) -> None:
-        if listens(8080):
-            self.skipTest("somebody else has port 8080")
-        await until(lambda: claim(8080), "no other test has port 8080")
-        await self.serve(port=8080)
-
-    async def serve(self, *arguments: str, port: int) -> None:
-        """Start a daemon without a configuration, use it, and stop it."""
+        port = free_port()
         log = self.folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*COMMAND, *arguments],
+                [*START, f"--listen=tcp:{port}:interface=127.0.0.1"],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -96,3 +65,56 @@ class StartupTests(TestCase):
         await until(lambda: process.poll() is not None, "it stops")
         self.assertEqual(process.returncode, -signal.SIGTERM)
         self.assertNotIn("Traceback", log.read_text())
+
+
+class DoctorTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.temporary = self.folder / "tmp"
+        self.temporary.mkdir()
+        self.temporary.chmod(0o1777)
+        self.state, self.cache = (self.folder / "places" / name for name in ("state", "cache"))
+
+    def run_command(self, *around: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+        """Return the exit status, and the findings by their parts; `around` runs the command."""
+        before = sorted(self.folder.rglob("*"))
+        ran = subprocess.Popen(
+            [*around, str(COMMAND), "doctor", "--json"],
+            env={
+                **os.environ,
+                "TMPDIR": str(self.temporary),
+                "PLACES": str(self.state.parent),
+                "STATE_DIRECTORY": str(self.state),
+                "CACHE_DIRECTORY": str(self.cache),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.addCleanup(ran.kill)
+        said, complained = ran.communicate(timeout=PATIENCE)
+        self.assertNotIn("Traceback", complained)
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
+        groups = (path for path, _, _ in os.walk("/sys/fs/cgroup"))
+        own = f"tawebeval-doctor-{ran.pid}"
+        self.assertEqual([path for path in groups if own in path.split("/")], [])
+        found: dict[str, list[dict[str, Any]]] = {}
+        for each in json.loads(said):
+            found.setdefault(each["part"], []).append(each)
+        worst = {each["health"] for part in found.values() for each in part}
+        self.assertEqual(ran.returncode, 2 if "broken" in worst else int("weaker" in worst))
+        return ran.returncode, found
+
+    def test_doctor_finds_this_machine_well(self) -> None:
+        status, found = self.run_command()
+        self.assertLess(status, 2, found)
+        self.assertEqual(found["sandbox"][0]["health"], "ok")
+        self.assertIn("git version", found["git"][0]["what"])
+        self.assertEqual(len(found["limits"]), 4)
+        if USER is not None:  # an ordinary user without cgroups
+            self.assertEqual(status, 1, found)
+            self.assertEqual({each["health"] for each in found["permissions"]}, {"ok"})
+            self.assertEqual({each["health"] for each in found["limits"]}, {"weaker"})
+            self.assertIn("cgroup", found["limits"][0]["remedy"])

@@ -10,13 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tawebeval.linux.kernel_files import list_descendants
-from tawebeval.sandbox.bubblewrap import BROKER_PROCESS_NAME
 from tests.integration.attacks.case import AttackCase
 from tests.integration.cgroups import needs_cgroups
 from tests.integration.client import joined, python, text
-from tests.integration.harness import CONFIGURATION, until
-from tests.integration.processes import command_line
+from tests.integration.harness import CONFIGURATION
 
 MIB = 2**20
 
@@ -168,24 +165,6 @@ class SubmissionRuns(SubmissionCase):
         )
         # The shell has opened the directory that it lists.
         self.assertEqual(set(text(printed).splitlines()), {"0 1 2 4"})
-
-    async def test_runs_end_with_a_killed_daemon(self) -> None:
-        await self.begin_and_wait("echo ready; tawebeval-run -- sleep 9876; sleep 600")
-
-        def find() -> dict[int, bytes]:
-            lines = {pid: command_line(pid) for pid in list_descendants(self.daemon.pid)}
-            words = (BROKER_PROCESS_NAME.encode(), b"9876")
-            return {pid: line for pid, line in lines.items() if any(w in line for w in words)}
-
-        found = await until(lambda: len(find()) > 2 and find(), "the program runs")
-        await self.daemon.kill()
-
-        def left() -> list[int]:
-            return [pid for pid, line in found.items() if command_line(pid) == line]
-
-        await until(lambda: not left(), "nothing of it is left")
-        self.daemon.start()  # and removes the directories
-        await self.daemon.ready()
 
 
 class SubmissionLimits(SubmissionCase):

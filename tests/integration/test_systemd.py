@@ -36,24 +36,6 @@ class StartTests(ServiceTestCase):
         self.control("stop", SOCKET)
         self.until("ActiveState", "inactive")
 
-    def test_start_logs_no_warning(self) -> None:
-        self.healthy()
-        words = ("warn", "error", "critical", "Unable", "Traceback")
-        lines = [line for line in self.journal().splitlines() if any(w in line for w in words)]
-        self.assertEqual([line for line in lines if "#warn] limits: " not in line], [])
-
-    def test_broken_sandbox_fails_the_start(self) -> None:
-        drop_in = f"/run/systemd/system/{STARTER}.d/test.conf"
-        # bubblewrap sets one, in its namespace
-        self.write(drop_in, "[Service]\nProtectHostname=yes\n")
-        self.addCleanup(self.machine.run, "rm", "-r", drop_in.rpartition("/")[0])
-        self.override("Restart=no")
-        self.control("stop", STARTER)
-        done = self.machine.attempt("systemctl", "start", SERVICE)
-        self.assertEqual((done.returncode, self.show("Result")), (1, "exit-code"))
-        self.assertIn("bubblewrap does not work here", self.journal())
-        self.assertNotIn("Traceback", self.journal())
-
     def test_missing_tokens_fail_the_start(self) -> None:
         self.assertEqual(self.machine.connection().ask("GET", "/evaluations").answer()[0], 401)
         self.control("stop", SERVICE)
@@ -137,49 +119,6 @@ class LifeTests(ServiceTestCase):
         self.start()
         self.assertEqual(self.show("Nice"), "3")
         self.assertEqual(self.ask("GET", f"/evaluation/{identifier}").answer()[0], 200)
-
-
-_OWN_STARTER = "UnsetEnvironment=TAWEBEVAL_STARTER"  # evaluations end with the daemon
-
-
-class EndTests(ServiceTestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.override(_OWN_STARTER)
-
-    def patience(self) -> None:
-        """Let evaluations end by themselves."""
-        self.configure(CONFIGURATION.replace("drain = 0", "drain = 300"))
-
-    def test_drain_outlasts_the_timeout_of_the_unit(self) -> None:
-        self.patience()
-        self.override(_OWN_STARTER, "TimeoutStopSec=100ms")
-        self.start()
-        identifier = self.begin(f"{GATE}; echo ready; {WAIT}")
-        after = self.printed(identifier, "ready")
-        stop = self.machine.begin("systemctl", "stop", SERVICE)
-        self.addCleanup(stop.wait)
-        self.until("StatusText", "stopping: 1 running, 0 queued")
-        self.let_go()
-        events = self.follow(identifier, after)
-        self.assertEqual((text(events), reasons(events)), ("\ndone\n", []))
-        self.assertEqual(stop.wait(PATIENCE), 0)
-        self.assertEqual((self.show("Result"), self.show("ActiveState")), ("success", "inactive"))
-
-
-class MendedTests(ServiceTestCase):
-    def test_readiness_follows_the_sandbox(self) -> None:
-        self.start()
-        self.follow(self.begin("true"))  # git, which has fetched the commit, needs no sandbox then
-        program = self.machine.run("sh", "-c", "command -v bwrap")
-        self.machine.run("mv", program, f"{program}.away")
-        self.addCleanup(self.machine.attempt, "mv", f"{program}.away", program)
-        (event,) = self.follow(self.begin("true"))
-        self.assertEqual(event["payload"]["reason"], "lost")
-        self.assertIn(event["payload"]["message"], OPERATE.read_text("utf-8"))
-        self.assertEqual(self.ask("GET", "/health/ready").answer()[0], 503)
-        self.machine.run("mv", f"{program}.away", program)
-        wait_until(lambda: self.ask("GET", "/health/ready").answer()[0] == 200, "it is ready again")
 
 
 GATED = f"{GATE}; echo ready; {WAIT}; sleep 23456"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 from base64 import b64decode, b64encode
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,9 @@ from tawebeval.webhooks.signing import (
     parse_secrets,
     read_signing_secrets,
 )
+from tests.cases.documented import find_block
 from tests.cases.secrets import NEW, OLD, format_secret
+from tests.run import ROOT
 
 OLD_SECRET, NEW_SECRET = format_secret(OLD), format_secret(NEW)
 
@@ -77,13 +81,31 @@ class SignTests(SynchronousTestCase):
 
     @given(st.binary(min_size=24, max_size=64), st.binary(), st.integers(0, 2**40))
     def test_signature_is_the_hmac_of_identifier_time_and_body(
-        self, secret: bytes, body: bytes, time: int
+        self, secret: bytes, body: bytes, moment: int
     ) -> None:
-        headers = parse_secrets(f"a {format_secret(secret)}").sign_body("a", "evt_1", time, body)
+        headers = parse_secrets(f"a {format_secret(secret)}").sign_body("a", "evt_1", moment, body)
         version, _, signature = headers["Webhook-Signature"].partition(",")
         assert version == "v1"
-        content = b"evt_1." + str(time).encode() + b"." + body
+        content = b"evt_1." + str(moment).encode() + b"." + body
         assert b64decode(signature) == hmac.new(secret, content, hashlib.sha256).digest()
+
+
+class VerifyTests(SynchronousTestCase):
+    def test_documented_function_takes_what_is_signed_and_nothing_else(self) -> None:
+        found: dict[str, Any] = {}
+        exec(find_block(ROOT / "docs" / "api.md", "python", "def verify("), found)
+        secret, body = format_secret(NEW), b'{"state": "failed"}'
+        signed = parse_secrets(f"a {OLD_SECRET}\na {secret}").sign_body(
+            "a", "evt_1", int(time.time()), body
+        )
+        headers = {name.lower(): value for name, value in signed.items()}
+        self.assertEqual(found["verify"](secret, headers, body), {"state": "failed"})
+        for name, value in (
+            ("webhook-id", "evt_x"), ("webhook-timestamp", "1"), ("webhook-signature", "v1,AAAA"),
+        ):  # fmt: skip
+            wrong = {**headers, name: value}
+            self.assertRaises(ValueError, found["verify"], secret, wrong, body)
+        self.assertRaises(ValueError, found["verify"], secret, headers, body[:-1])
 
 
 class SecretsFileTests(SynchronousTestCase):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from base64 import b64encode
 
 from tests.integration.client import data, failure, joined, python, text
 from tests.integration.harness import DaemonTestCase
-from tests.integration.processes import new_word, processes
 
 HELPERS = r"""
 import json, os, sys, time
@@ -89,24 +87,6 @@ print(os.read(0, 9), [number for number in range(1000) if is_open(number)])
 
     # What they print
 
-    async def test_data_and_files_come_between_the_text_around_them(self) -> None:
-        events = await self.run_program(
-            r"""
-say(b'before'); block(b'{"a": [1, null]}', b'"two"'); say(b'after\n')
-file(b'Content-Type: image/png\nContent-Disposition: attachment; filename="a/b plot.png"',
-     bytes(range(256)) * 10)
-say(b'end')
-"""
-        )
-        wanted = {
-            "type": "file",
-            "filename": "b plot.png",
-            "content_type": "image/png",
-            "content_base64": b64encode(bytes(range(256)) * 10).decode(),
-        }
-        values = [{"a": [1, None]}], ["two"]
-        self.assertEqual(joined(events), ["before", *values, "after\n", [wanted], "end"])
-
     async def test_files_by_path_are_read_from_each_place(self) -> None:
         events = await self.run_program(
             r"""
@@ -147,14 +127,6 @@ for path in (b"/etc/passwd", b"../../../../../../etc/passwd", b"link", b"dir/pas
 
     # How they end
 
-    async def test_child_in_the_background_ends_with_the_shell_and_loses_no_output(self) -> None:
-        word = new_word()
-        identifier = await self.begin(f"export WORD={word}; sleep 6000 & sleep 6000 & seq 30000")
-        await self.client.ended(identifier)
-        self.assertEqual(processes(word), [])
-        printed = "".join(f"{number}\n" for number in range(1, 30_001))
-        self.assertEqual(text(await self.client.follow(identifier)), printed)
-
     async def test_exit_status_comes_with_the_end_of_stderr(self) -> None:
         command = "printf 'one\\ntwo'; seq 5000 >&2; echo the end >&2; exit 3"
         identifier = await self.begin(command)
@@ -169,14 +141,6 @@ for path in (b"/etc/passwd", b"../../../../../../etc/passwd", b"link", b"dir/pas
         self.assertEqual(status["exit"], {"status": 3, "signal": None})
         self.assertEqual(status["stderr"], error["stderr"])
         self.assertEqual(status["state"], "failed")
-
-    async def test_death_by_a_signal_is_reported_after_the_output(self) -> None:
-        for number in (signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM):
-            events = await self.run_command(f"printf partial; kill -{number} $$")
-            error = failure(events, "exit")
-            self.assertEqual(text(events), "partial")
-            self.assertEqual(error["signal"], number)
-            self.assertNotIn("status", error)
 
     async def test_output_is_cut_at_exactly_its_limit(self) -> None:
         events = await self.run_command("yes 0123456789", **{"limits[output]": str(OUTPUT)})
