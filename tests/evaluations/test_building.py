@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.config import Configuration, EvaluationSettings
 from tawebeval.core.evaluations import Checkout, Commit, TakeTree
 from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.building import plan_build
 from tawebeval.evaluations.context import FixedCheckout
 from tawebeval.git.fetch_limits import TreeLimits
-from tests.fakes.world import OID, TREE
+from tests.fakes.world import OID, TREE, make_request
 
 KEY = "b" * 40
+
+
+class PlanTests(SynchronousTestCase):
+    def test_key_tells_all_that_decides_the_result(self) -> None:
+        keys = set()
+        for request, settings in (
+            (make_request(build="make"), {}),
+            (make_request(build="make all"), {}),
+            (make_request(build="make", directory="a"), {}),
+            (make_request(build="make"), {"environment": {"A": "b"}}),
+        ):
+            context = Mock(configuration=Configuration(evaluations=EvaluationSettings(**settings)))
+            evaluation = Mock(context=context, details=Mock(environment=None, request=request))
+            for name in ("one", "two"):
+                checkout = Checkout(Commit(OID, TREE), Path(name), lambda: None)
+                keys.add(plan_build(evaluation, checkout).key)
+        self.assertEqual(len(keys), 8)
 
 
 class FixedCheckoutTests(SynchronousTestCase):
