@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import re
 import socket
 import sys
 import threading
@@ -23,7 +22,6 @@ from tawebeval.sandbox import broker
 from tawebeval.sandbox.tools.lib import segi
 from tests.cases.strategies import classify, join_text, parse
 
-EVALUATORS = Path(__file__).resolve().parents[2] / "docs" / "evaluators.md"
 MARKERS = Markers(b"~data begins~", b"~data ends~", b"~file begins~", b"~file ends~")
 JSON = st.recursive(
     st.none()
@@ -548,14 +546,3 @@ class Versions(SynchronousTestCase):
 
         event = json.loads(print_by(prepare)[1])
         self.assertEqual((event["type"], event["missing"]), ("cannot_judge", "no-such-compiler"))
-
-
-class ShellTests(SynchronousTestCase):
-    def test_documented_functions_are_those_of_the_library(self) -> None:
-        source = Path(segi.__file__).with_name("segi.sh").read_text("utf-8")
-        table = EVALUATORS.read_text("utf-8").partition("### Shell functions\n")[2]
-        table = table.partition("\n\nA judgement")[0]
-        called = set(re.findall(r"^#.*: (segi_\w+) \S", source, re.M)) - {"segi_fail_compare"}
-        self.assertEqual(
-            set(re.findall(r"`(segi_\w+) ", table)), called | {"segi_send"}, "docs/evaluators.md"
-        )
