@@ -107,7 +107,6 @@ class ProgramTests(DaemonTestCase):
             ("sh", "follow.sh", FOLLOW_SH),
             (sys.executable, "follow.py", FOLLOW_PY),
             (sys.executable, "program.py", documented("python", "with Client(")),
-            (sys.executable, "program.py", documented("python", "asyncio.run(")),
             (str(NODE), "follow.mjs", FOLLOW_MJS),
         ):
             await self.show(program, name, source)
