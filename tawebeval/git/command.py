@@ -103,7 +103,8 @@ _UNKNOWN_OR_PRIVATE = (
     "the repository does not exist, or needs credentials; check repository[url], or ask the"
     " operator (repositories.credentials)"
 )
-# What people read, by the first pattern in the lines that git, curl and ssh of this machine print.
+# What people read where git's own reason misleads, by the first pattern in the lines that git, curl
+# and ssh of this machine print.
 _EXPLANATIONS = {
     # GitHub and GitLab ask for credentials for a repository that does not exist.
     # Few beginnings in a line: the server may print many.
@@ -124,27 +125,6 @@ _EXPLANATIONS = {
         "repository[url] leads to a web page or a server of plain files, not to a git server; use"
         " the URL for `git clone`"
     ),
-    "does not appear to be a git repository|repository not exported": (
-        "there is no git repository at the path of repository[url]; check the path"
-    ),
-    "illegal format|malformed input to a URL": (
-        "repository[url] has characters that a URL has to escape: write %20 for a blank"
-    ),
-    "mismatched algorithms|unsupported hash algorithm": (
-        "the repository has SHA-256 OIDs, which are not supported; use one with SHA-1 OIDs (`git"
-        " init --object-format=sha1`)"
-    ),
-    "does not match target host|no alternative certificate subject name": (
-        "the TLS certificate of the git server is for another host; check the host of"
-        " repository[url]"
-    ),
-    "certificate (?:verification failed|problem|signer)|server verification failed": (
-        "the TLS certificate of the git server is expired or not trusted; renew it, or ask the"
-        " operator to install its authority (`update-ca-certificates`)"
-    ),
-    "gnutls_handshake|gnutls, handshake failed|wrong version number|SSL_connect|SSL routines": (
-        "the git server does not speak TLS at this port; check protocol and port of repository[url]"
-    ),
     "(connection refused|could(?:n't| not) connect to server|network is unreachable|"
     "no route to host|connection timed out|could not resolve host)": (
         "cannot connect to the git server ({}); check host and port of repository[url], or try"
@@ -153,9 +133,6 @@ _EXPLANATIONS = {
     "host key verification failed": (
         "the ssh key of the git server is not in the operator's known_hosts_file"
         " (repositories.credentials)"
-    ),
-    r"object [0-9a-f]{40}: (\w+: .{0,200})": (
-        "git refuses a malformed object of the repository ({}); find it by `git fsck` in a clone"
     ),
 }
 _REMOTE = re.compile("^remote:.*\n?", re.MULTILINE)
@@ -175,7 +152,7 @@ _CHILD_KILLED = re.compile("^(?!remote:).*died of signal [79]$", re.MULTILINE)
 # git does not report how index-pack(1) ended; if it was killed nothing else is printed.
 _PACK_READER_KILLED = re.compile("(remote:.*\n)*fatal: fetch-pack: invalid index-pack output")
 COMMIT_UNADVERTISED_PATTERN = re.compile(
-    "does not allow request for unadvertised object|find remote ref|Server does not support shallow"
+    "does not allow request for unadvertised object|find remote ref"
 )
 """The server refuses the commit, which it may have, by this way to ask for it."""
 

@@ -291,7 +291,6 @@ async def run_within_byte_limit(
 
 
 async def fetch_within_byte_budget(
-    clock: Any,
     budget: FetchBudget,
     threads: WorkerThreads,
     fetch: Callable[[], Coroutine[Deferred[Any], Any, GitResult]],
@@ -303,9 +302,7 @@ async def fetch_within_byte_budget(
     `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. A
     complete fetch that is over the limit takes the repository with it: refs name its objects.
 
-    `fetch` has the kernel limit each file, and so the one pack that a usual server sends. A server
-    that turns into one of plain files when git asks again sends many files; their sum is measured
-    again and again.
+    `fetch` has the kernel limit each file, and so the one pack that a server sends.
 
     Raises: EvaluationFailure, of `fetch` or for too many bytes.
     """
@@ -313,11 +310,7 @@ async def fetch_within_byte_budget(
     limit = budget.remaining_bytes
     failure, result = None, None
     try:
-        result = await run_within_byte_limit(
-            clock, threads, fetch(), lambda: _measure(repository)[0], before + limit
-        )
-    except LimitExceeded:
-        failure = budget.make_failure()
+        result = await fetch()
     except EvaluationFailure as error:
         failure = error
     after, largest = await threads.run_in_thread(_measure, repository)
@@ -338,6 +331,6 @@ def _measure(repository: Path) -> tuple[int, int]:
     size = largest = 0
     for name, status in iterate_files(repository, COMMIT_MARKERS_DIRECTORY):
         size += get_disk_bytes(status)
-        if "tmp_" in name or name.endswith(".temp"):  # of index-pack and http-fetch
+        if "tmp_" in name:  # of index-pack
             largest = max(largest, status.st_size)
     return size, largest

@@ -80,7 +80,7 @@ _FETCH = (
 )
 _LEFTOVERS = (
     *("*.lock", "refs/**/*.lock", "gc.pid", "objects/*.lock", "objects/tmp_*"),
-    *("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/pack/*.keep", "objects/*/*.temp"),
+    *("objects/pack/tmp_*", "objects/pack/.tmp-*", "objects/pack/*.keep"),
     *("lfs/*.new", "lfs/checkout"),
 )
 _INFINITE_DEPTH = 2**31 - 1  # git-fetch(1)
@@ -351,16 +351,13 @@ class BareRepository:
         self._fetches += 1
         ref = f"refs/commits/{self._fetches % _REFS}"
         for arguments in _fetch_arguments(repository, route, f"{oid}:{ref}"):
-            deepen: tuple[str, ...] = ()
-            if (self.path / "shallow").exists() and not arguments[0].startswith("--depth"):
-                deepen = (f"--depth={_INFINITE_DEPTH}",)
             if not budget.remaining_bytes:
                 raise budget.make_failure()
             inspection = CommitInspectionParser(self._limits.tree_limits, before=1)
             fetch = partial(
                 self._git.run_command,
                 self.path,
-                *(*_FETCH, *_get_serve_arguments(route), *deepen, *arguments),
+                *(*_FETCH, *_get_serve_arguments(route), *arguments),
                 # In the sandbox of the fetch, which saves the start of another one.
                 next_commands=build_commit_inspection_commands(oid),
                 on_stdout=inspection.feed,
@@ -371,7 +368,7 @@ class BareRepository:
                 reach=reach,
             )
             result = await fetch_within_byte_budget(
-                self._limits.clock, budget, self._threads, fetch, self.path, inspection.has_begun
+                budget, self._threads, fetch, self.path, inspection.has_begun
             )
             if inspection.has_begun():
                 commit = _inspected(oid, inspection, result)
@@ -381,14 +378,11 @@ class BareRepository:
                 break
             elif not COMMIT_UNADVERTISED_PATTERN.search(result.stderr):
                 raise _make_git_failure(explain_fetch_failure(result.stderr), result)
-        branch = repository.branch
-        if branch and await self._servers.find_branch(repository, credential) is None:
-            message = f"branch {branch!r} and no commit {oid}; push them, or correct the form"
-        elif branch:
-            message = f"commit {oid}, neither on branch {branch!r} nor elsewhere; push it"
+        if repository.branch:
+            where = f", on branch {repository.branch!r} or elsewhere; push it, or correct the form"
         else:
-            message = f"commit {oid}; push it, or name its branch in repository[branch]"
-        raise EvaluationFailure("commit", f"the repository has no {message}")
+            where = "; push it, or name its branch in repository[branch]"
+        raise EvaluationFailure("commit", f"the repository has no commit {oid}{where}")
 
 
 def _fetch_arguments(
@@ -396,18 +390,15 @@ def _fetch_arguments(
 ) -> Iterator[tuple[str, ...]]:
     """Yield the arguments of `git fetch` that may bring a commit, the cheapest first.
 
-    `commit` is the refspec of the commit alone.
+    `commit` is the refspec of the commit alone. Each has a depth, with which git refuses a server
+    of plain files: that could send any number of them, and the kernel limits each file alone.
     """
-    depth = f"--depth={repository.depth or 1}"
     source = ("--end-of-options", route.url)
-    yield depth, *source, commit
+    yield f"--depth={repository.depth or 1}", *source, commit
     if repository.branch:
         branch = f"refs/heads/{repository.branch}:refs/origin/heads/{repository.branch}"
-        if repository.depth:
-            yield depth, *source, branch
-        else:
-            yield *source, branch
-    yield "--prune", *source, "refs/*:refs/origin/*"
+        yield f"--depth={repository.depth or _INFINITE_DEPTH}", *source, branch
+    yield f"--depth={_INFINITE_DEPTH}", "--prune", *source, "refs/*:refs/origin/*"
 
 
 def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) -> Commit | None:

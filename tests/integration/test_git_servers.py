@@ -81,21 +81,21 @@ class ServerTests(BareRepositoryCase):
         self.addCleanup(daemon.stop)
         refused = free_port()
         for url, words in (
-            (f"{daemon.url}/missing", "no git repository at the path"),
-            (f"file://{self.folder}/missing", "no git repository at the path"),
-            (f"file://{self.folder}/headless.git", "no git repository at the path"),
-            (f"{daemon.url}/sha256.git", "SHA-256"),
-            (f"file://{self.folder}/sha256.git", "SHA-256"),
+            (f"{daemon.url}/missing", "repository not exported"),
+            (f"file://{self.folder}/missing", "does not appear to be a git repository"),
+            (f"file://{self.folder}/headless.git", "does not appear to be a git repository"),
+            (f"{daemon.url}/sha256.git", "server sha256"),
+            (f"file://{self.folder}/sha256.git", "server sha256"),
             (f"http://127.0.0.1:{refused}/x", "cannot connect to the git server"),
             (f"git://127.0.0.1:{refused}/x", "server (Connection refused)"),
         ):
             self.assertIn(words, await self.explain(url), url)
 
-    async def test_untrusted_certificate_and_missing_tls_are_explained(self) -> None:
+    async def test_untrusted_certificate_and_missing_tls_are_told_in_gits_words(self) -> None:
         pem = make_certificate(self.folder, "127.0.0.1").read_bytes()
         secure = Receiver(200, certificate=PrivateCertificate.loadPEM(pem))
         plain = Receiver(200)
-        for receiver, words in ((secure, "not trusted"), (plain, "does not speak TLS")):
+        for receiver, words in ((secure, "certificate verif"), (plain, "TLS")):
             self.addCleanup(receiver.stop)
             self.assertIn(words, await self.explain(f"https://127.0.0.1:{receiver.port}/x"))
 
