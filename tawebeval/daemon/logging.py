@@ -21,7 +21,6 @@ from typing import IO, Any
 
 import attrs
 from twisted.logger import ILogObserver, LogEvent, Logger, LogLevel, formatEvent
-from twisted.python.logfile import LogFile
 from zope.interface import implementer
 
 from tawebeval.config import LogSettings
@@ -36,10 +35,6 @@ _ACCEPT_FAILURES = ("EMFILE", "Re-reserving EMFILE", "Could not accept new conne
 _LOG_INTERVAL = 60.0  # seconds
 _TIME_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 _GATHERING = 0.05  # seconds until lines are written: each write switches threads
-# What Twisted logs of its reactor and ports; `Daemon` logs the version and the URL.
-_TWISTED_DETAILS = re.compile(
-    r"twistd .* starting up|reactor class: |Main loop terminated|.* starting on |\(.*Port .* Closed"
-)
 
 MAX_QUEUED_LINE_BYTES = 2**20
 """Maximum memory of the lines that are not written yet, in bytes."""
@@ -58,8 +53,7 @@ class LogWriter:
     lost events.
 
     Without free descriptors Twisted logs three events for each connection that it closes, and
-    clients reconnect at once. One message a minute replaces these events. Events about Twisted's
-    reactor and ports are written at the level "debug" only.
+    clients reconnect at once. One message a minute replaces these events.
     """
 
     _file: IO[Any]
@@ -79,8 +73,6 @@ class LogWriter:
             return
         if _is_accept_failure(event):
             self._warn_of_descriptors()
-            return
-        if self.level != "debug" and _is_detail_of_twisted(event):
             return
         text = self._format(event)
         if text and self._has_priorities:
@@ -102,11 +94,6 @@ class LogWriter:
 def _is_accept_failure(event: LogEvent) -> bool:
     by_twisted = event.get("log_namespace", "").startswith("twisted.internet.")
     return by_twisted and (event.get("log_format") or "").startswith(_ACCEPT_FAILURES)
-
-
-def _is_detail_of_twisted(event: LogEvent) -> bool:
-    by_twisted = event.get("log_namespace", "").startswith(("twisted.", "log_legacy"))
-    return by_twisted and _TWISTED_DETAILS.match(formatEvent(event)) is not None
 
 
 def get_level_name(event: LogEvent) -> str:
@@ -180,18 +167,6 @@ def escape_control_characters(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-class _LogFile(LogFile):
-    """A log file whose rotation leaves the umask alone.
-
-    Twisted's sets it to 0777 for a moment, and what other threads make then nobody can open.
-    """
-
-    def _openFile(self) -> None:  # noqa: N802  (Twisted's name)
-        if self.defaultMode is not None and not os.path.exists(self.path):
-            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        super()._openFile()  # type: ignore[no-untyped-call]
-
-
 def open_log(
     settings: LogSettings,
     options: Mapping[str, Any] | None,
@@ -208,7 +183,7 @@ def open_log(
         return open_stream_log(settings, sys.stdout, environment)
     if name == "-":
         return None
-    file = _LogFile.fromFullPath(name or "twistd.log")  # type: ignore[no-untyped-call]
+    file = open(name or "twistd.log", "a", encoding="utf-8")
     line = format_json if settings.format == "json" else format_text
     return LogWriter(file, line, settings.level)
 

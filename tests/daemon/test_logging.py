@@ -208,19 +208,6 @@ class NoDescriptorsTests(SynchronousTestCase):
             written, logged = self.write(text, namespace)
             self.assertEqual((written.count(text), logged), (3, []))
 
-    def test_details_of_twisted_need_the_level_debug(self) -> None:
-        for text in (
-            "twistd 26.10.0 (/usr/bin/python3 3.11.2) starting up.",
-            "reactor class: twisted.internet.epollreactor.EPollReactor.",
-            "ApiSite starting on 8080",
-            "(TCP Port 8080 Closed)",
-            "Main loop terminated.",
-        ):
-            for namespace in ("twisted.internet.base", "log_legacy"):
-                self.assertEqual(self.write(text, namespace), ("", []))
-                written, _ = self.write(text, namespace, "debug")
-                self.assertEqual(written.count(text), 3)
-
 
 class OptionTests(SynchronousTestCase):
     def open(self, **options: Any) -> LogWriter | None:
@@ -249,19 +236,6 @@ class OptionTests(SynchronousTestCase):
         os.chdir(folder)
         self.assertIsNotNone(self.open(nodaemon=False))
         self.assertEqual([path.name for path in Path().iterdir()], ["twistd.log"])
-
-    def test_rotation_keeps_the_mode_of_the_file_and_the_umask_of_all_threads(self) -> None:
-        path = Path(self.mktemp())
-        path.touch()
-        path.chmod(0o640)
-        writer = self.open(logfile=str(path))
-        assert writer is not None
-        masks: list[int] = []
-        self.patch(os, "umask", masks.append)
-        for _ in range(2000):
-            writer({"log_format": "x" * 1000, "log_namespace": "x"})
-        self.assertTrue(path.with_name(f"{path.name}.1").exists())
-        self.assertEqual((path.stat().st_mode & 0o777, masks), (0o640, []))
 
     def test_application_has_the_observer(self) -> None:
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import gc
 import os
 import resource
@@ -17,13 +16,9 @@ from twisted.python.usage import UsageError
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from tawebeval import __version__
-from tawebeval.config import Configuration
 from tawebeval.daemon import assembly, tap
-from tawebeval.daemon.configuration import read_configuration
 from tawebeval.daemon.reload import ReloadService
 from tawebeval.daemon.tap import Options, makeService
-from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.privileges import refuse_root
 from tests.cases.databases import close_databases_at_end
@@ -50,38 +45,6 @@ class OptionsTests(SynchronousTestCase):
     def test_unknown_options_and_arguments_are_refused(self) -> None:
         for argument in ("--port", "word", "--listen"):
             self.assertRaises(UsageError, self.parse, argument)
-
-    def test_version_is_printed_alone(self) -> None:
-        printed: list[str] = []
-        self.patch(builtins, "print", printed.append)
-        error = self.assertRaises(SystemExit, self.parse, "--version")
-        self.assertFalse(error.code)
-        self.assertIn(f"tawebeval {__version__}", "".join(printed))
-
-
-class ConfigurationFileTests(SynchronousTestCase):
-    def refuse(self, content: bytes | None) -> str:
-        """Hold that a file of that content is refused; return the message, which names it."""
-        path = Path(self.mktemp())
-        if content is not None:
-            path.write_bytes(content)
-        error = self.assertRaises(ConfigurationError, read_configuration, path)
-        self.assertIn(str(path), str(error))
-        return str(error)
-
-    def test_file_is_read_with_other_endpoints(self) -> None:
-        path = Path(self.mktemp())
-        path.write_text("[polls]\nwait = 7")
-        found = read_configuration(path, ("tcp:1",))
-        self.assertEqual((found.listen, found.polls.wait), (("tcp:1",), 7))
-        self.assertEqual(read_configuration(None), Configuration())
-
-    def test_unusable_file_is_named(self) -> None:
-        self.refuse(None)
-        self.refuse(b"\xff")
-        self.refuse(b"[")
-        self.assertIn("limits.disk_files", self.refuse(b"[limits]\ndisk_files = 0"))
-        self.assertIn("limits.colour", self.refuse(b"[limits]\ncolour = 0"))
 
 
 class MakeServiceTests(SynchronousTestCase):
