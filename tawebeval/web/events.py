@@ -38,7 +38,6 @@ from tawebeval.web.server.messages import (
     split_elements,
 )
 from tawebeval.web.streams import (
-    HEARTBEAT_SECONDS,
     StreamTurns,
     is_websocket_request,
     prepare_handshake,
@@ -144,14 +143,10 @@ def send_page(
     is_observer = is_head or request.is_read_only
     is_wait_told = bool(wait and preferred)
     page = None
+    arguments = identifier, query.after_cursor, request.caller, query.max_bytes
     try:
         page = registry.events.read_page_now(
-            identifier,
-            query.after_cursor,
-            request.caller,
-            query.max_bytes,
-            includes_times=query.includes_times,
-            is_observer=is_observer,
+            *arguments, includes_times=query.includes_times, is_observer=is_observer
         )
     except EventsEvicted:
         pass
@@ -163,14 +158,12 @@ def send_page(
     request.waits_for_evaluation = not is_head
 
     async def wait_for_page() -> bytes:
+        seconds = 0 if is_head else wait
         page = await registry.events.read_page(
-            identifier,
-            query.after_cursor,
-            request.caller,
-            query.max_bytes,
+            *arguments,
             includes_times=query.includes_times,
             is_observer=is_observer,
-            wait_seconds=0 if is_head else wait,
+            wait_seconds=seconds,
         )
         return _prepare_page(request, page, query, wait, is_wait_told, next_path)
 
@@ -216,7 +209,7 @@ async def _send_websocket_messages(
     prepare_handshake(request)
     subscription = await _subscribe(registry, request, identifier, query)
     request.waits_for_evaluation = True
-    await send_websocket_messages(request, subscription, turns, HEARTBEAT_SECONDS)
+    await send_websocket_messages(request, subscription, turns)
     return b""
 
 
@@ -251,7 +244,7 @@ async def _send_stream(
     request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
     if subscription is not None and request.method != b"HEAD":
         request.waits_for_evaluation = True
-        await send_stream(request, subscription, framing, turns, HEARTBEAT_SECONDS)
+        await send_stream(request, subscription, framing, turns)
     return b""
 
 

@@ -120,11 +120,7 @@ class EvaluationLists:
         listing = await self._registry.lister.list_standings(
             request.token.caller, callers, after, wanted.problem
         )
-        return {
-            "begin": after or None,
-            "end": listing.end_cursor,
-            "data": [entry.json_fragment for entry in listing.entries],
-        }
+        return _make_page(after, listing)
 
     async def list_evaluations(
         self, request: ApiRequest, callers: Collection[str]
@@ -145,12 +141,8 @@ class EvaluationLists:
         listing = await self._registry.lister.list_evaluations(
             after, request.caller, callers, wanted, own_limit
         )
-        return {
-            **({} if own_limit is None else {"daemon": service.name}),
-            "begin": after or None,
-            "end": listing.end_cursor,
-            "data": [entry.json_fragment for entry in listing.entries],
-        }
+        members = {} if own_limit is None else {"daemon": service.name}
+        return {**members, **_make_page(after, listing)}
 
     async def _list_all(
         self,
@@ -195,12 +187,7 @@ class EvaluationLists:
                 attempt.addErrback(lambda failure: failure.trap(CancelledError, InvalidCursor))
                 attempt.cancel()
         joint = merge_list_pages(before, cursors, parts)
-        return {
-            "begin": after or None,
-            "end": joint.end_cursor,
-            "data": [entry.json_fragment for entry in joint.entries],
-            "away": joint.unavailable_daemons,
-        }
+        return {**_make_page(after, joint), "away": joint.unavailable_daemons}
 
     async def _fetch_unless_away(
         self, name: str, url: str, query: Mapping[str, str], headers: Headers, limit: int
@@ -273,6 +260,14 @@ def make_evaluation_lists(
         CheckedResolver(policy, resolver, reactor),
         partial(PinnedAgent, reactor, tls_policy, PEER_TIMEOUT),
     )
+
+
+def _make_page(after: str, listing: Any) -> dict[str, Any]:
+    return {
+        "begin": after or None,
+        "end": listing.end_cursor,
+        "data": [entry.json_fragment for entry in listing.entries],
+    }
 
 
 def _choose_callers(request: ApiRequest, callers: Collection[str]) -> Collection[str]:

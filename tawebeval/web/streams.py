@@ -169,11 +169,10 @@ async def write_events(
     framing: StreamFraming,
     write: Callable[[bytes], object],
     send_heartbeat: Callable[[], object],
-    heartbeat_seconds: float,
 ) -> None:
     """Write the events of `subscription`, from its position to the end of the evaluation.
 
-    `send_heartbeat()` is called after each `heartbeat_seconds` seconds without an event. Raises:
+    `send_heartbeat()` is called after each `HEARTBEAT_SECONDS` without an event. Raises:
     DiscardedCursor, if an acknowledgement has discarded events before they were sent; ServerBusy.
     """
     with subscription:
@@ -185,7 +184,7 @@ async def write_events(
                 write(flow_control.turns.framed_batches.frame(framing, begin, batch))
             else:
                 clock = flow_control.turns.clock
-                if not await subscription.wait_for_events(heartbeat_seconds, clock):
+                if not await subscription.wait_for_events(HEARTBEAT_SECONDS, clock):
                     await flow_control.wait_until_ready()
                     send_heartbeat()
             # Also right after a write: more output may arrive in the same turn.
@@ -198,7 +197,6 @@ async def send_stream(
     subscription: Subscription,
     framing: StreamFraming,
     turns: StreamTurns,
-    heartbeat_seconds: float,
 ) -> None:
     """Answer with the events in this framing; the response ends with the evaluation.
 
@@ -208,14 +206,8 @@ async def send_stream(
     flow = StreamFlowControl(turns, request.caller)
     request.registerProducer(flow, True)
     try:
-        await write_events(
-            subscription,
-            flow,
-            framing,
-            request.write,
-            lambda: request.write(framing.heartbeat_bytes),
-            heartbeat_seconds,
-        )
+        beat = partial(request.write, framing.heartbeat_bytes)
+        await write_events(subscription, flow, framing, request.write, beat)
     except CancelledError:  # the client has gone
         raise
     except Exception as error:  # noqa: BLE001  (a begun response can only be aborted)
@@ -329,15 +321,12 @@ def prepare_handshake(request: Request) -> None:
 
 
 async def send_websocket_messages(
-    request: ApiRequest,
-    subscription: Subscription | None,
-    turns: StreamTurns,
-    heartbeat_seconds: float,
+    request: ApiRequest, subscription: Subscription | None, turns: StreamTurns
 ) -> None:
     """Upgrade the connection to a WebSocket and send the events until the client is gone.
 
     `subscription` is None after the last event: then only a close frame is sent. The handshake must
-    have been prepared. `heartbeat_seconds` is the pause between pings, in seconds.
+    have been prepared.
     """
     channel = request.channel
     events = EventWebSocket()
@@ -350,9 +339,7 @@ async def send_websocket_messages(
         request.registerProducer(flow, True)
         try:
             ping = events.transport.ping
-            await write_events(
-                subscription, flow, WEBSOCKET_MESSAGES, channel.write, ping, heartbeat_seconds
-            )
+            await write_events(subscription, flow, WEBSOCKET_MESSAGES, channel.write, ping)
         except CancelledError:  # the client has gone
             raise
         except DiscardedCursor:

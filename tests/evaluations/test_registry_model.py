@@ -150,7 +150,7 @@ class Stream:
 
     def begin(self) -> None:
         self.over = Deferred.fromCoroutine(
-            write_events(self.subscription, self.flow, self.framing, self.write, lambda: None, 1e6)
+            write_events(self.subscription, self.flow, self.framing, self.write, lambda: None)
         )
         self.over.addErrback(self.on_error)
 
