@@ -8,6 +8,7 @@ builds all parts and returns a `Daemon`, the parent of all services.
   signals, allocator. `tawebeval try` uses both.
 - `startup`: state and cache directories, the starter of evaluators; `StartupChecks` starts first
   and stops last.
+- `endpoints`: listens, and tells who reaches a daemon without tokens.
 - `reload`: `ReloadService` reads all `ReloadableFiles` again on SIGHUP; `SystemdNotifier` and
   `Watchdog` report to systemd.
 - `metrics`: `DaemonMetrics` (Prometheus), `Readiness`; `logging`: the log.

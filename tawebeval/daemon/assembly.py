@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import platform
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from socket import AF_INET, AF_INET6, IPPROTO_TCP, TCP_USER_TIMEOUT
 from time import time
 from types import FrameType
 from typing import Any
 
 import attrs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from twisted.application import strports
 from twisted.application.internet import StreamServerEndpointService, TimerService
 from twisted.application.service import MultiService, Service
-from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IStreamServerEndpoint
 from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 from twisted.web.client import BrowserLikePolicyForHTTPS
-from zope.interface import implementer
 
 from tawebeval import __version__
 from tawebeval.archive.archive import READER_THREADS, WRITER_THREADS, EvaluationArchive
-from tawebeval.config import MAX_SUBMODULES, MAX_TREE_FILES, Configuration, HttpSettings
+from tawebeval.config import MAX_SUBMODULES, MAX_TREE_FILES, Configuration
 from tawebeval.core.evaluations import IdentifierIssuer
 from tawebeval.core.events import EventMemory
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.tokens import LinkSigner
+from tawebeval.daemon.endpoints import (
+    build_url,
+    explain_listen_error,
+    find_exposed_endpoints,
+    make_listener,
+)
 from tawebeval.daemon.logging import LineWriter, LogWriter
 from tawebeval.daemon.metrics import (
     SANDBOX_PROBE_PERIOD,
@@ -61,14 +61,13 @@ from tawebeval.daemon.startup import (
     StartupChecks,
     derive_daemon_label,
     describe_starter_limits,
-    find_exposed_endpoints,
     locate_archive,
     open_authentication,
     open_metrics_authentication,
     open_starter,
 )
 from tawebeval.deferreds import FairQueue, WorkerThreads, resolve_run_slot_count
-from tawebeval.errors import ConfigurationError, SetupProblem
+from tawebeval.errors import SetupProblem
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.service import EvaluationRegistry
@@ -101,20 +100,12 @@ from tawebeval.web.server.channel import DRAIN_TIMEOUT, ApiSite
 from tawebeval.web.upload import FormReceivers
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 
-_ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
 _TIMER_PERIOD = 1.0  # seconds
 _REMOVAL_PERIOD = 60.0  # seconds
-_MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
-_LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read slowly
 _LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
 _LASTING_PATIENCE = 0.5  # seconds for responses, if evaluations go on: streams do not end
 _LAST_POLLS = 0.5  # seconds in which clients that read pages can fetch the last one
 _STARTER_END = 0.5  # seconds from the end of the starter's connection to that of its process
-
-_OTHER_ENDPOINT = "choose another endpoint by --listen or the setting listen"
-_OTHER_PORT = (
-    "choose another port, as in --listen tcp:8081:interface=127.0.0.1, or by the setting listen"
-)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -263,7 +254,7 @@ class Daemon(MultiService):
             try:
                 part.privilegedStartService()
             except (CannotListenError, OSError, OverflowError, ValueError) as error:
-                why = explain_listen_error(part.name or "", error)
+                why = explain_listen_error(error)
                 raise SystemExit(f"tawebeval: listen: {part.name}: {why}") from None
         drop_privileges()
 
@@ -275,7 +266,7 @@ class Daemon(MultiService):
         for part in self._list_listeners():
             if part.endpoint.port is not None:
                 page = build_url(
-                    part.name or "", part.endpoint.port.getHost(), self._site.base_path.prefix
+                    part.name or "", part.endpoint.port.getHost(), self._site.settings.base_path
                 )
                 log.info("ready: {page} (page), API at {page}evaluate", page=page)
 
@@ -357,98 +348,6 @@ class ShutdownSignals(Service):
 
     def _on_shutdown(self) -> None:
         self._is_stopping = True
-
-
-def build_url(endpoint: str, address: Any, base_path: str) -> str:
-    """Return the URL of the page at an open endpoint, as a program of this machine reaches it.
-
-    `address` is the port's own address. A UNIX socket stands in the URL as in those of nginx.
-    """
-    if isinstance(address, UNIXAddress):
-        path = (address.name or b"").decode(errors="replace")
-        return f"http://unix:{path}:{base_path}/"
-    scheme = "https" if endpoint.startswith(("ssl:", "tls:")) else "http"
-    host = "localhost" if address.host in _ALL_ADDRESSES else address.host
-    host = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{host}:{address.port}{base_path}/"
-
-
-@implementer(IStreamServerEndpoint)
-@attrs.define
-class ApiEndpoint:
-    """An endpoint whose TCP connections end when the client is unreachable.
-
-    The kernel drops a connection of which the client's kernel has not acknowledged sent data for
-    `timeout` seconds; its own default is about 15 minutes. `port` is the open port, None before
-    `listen`.
-    """
-
-    _endpoint: IStreamServerEndpoint
-    _timeout: float
-    port: IListeningPort | None = attrs.field(default=None, init=False)
-
-    def listen(self, factory: IProtocolFactory) -> Deferred[IListeningPort]:
-        """Listen on the endpoint."""
-        return self._endpoint.listen(factory).addCallback(self._prepare)
-
-    def _prepare(self, port: Any) -> Any:
-        if getattr(port, "addressFamily", None) in (AF_INET, AF_INET6):
-            # Accepted sockets inherit the option: no connection costs a system call (tcp(7)).
-            port.socket.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, round(self._timeout * 1000))
-        self.port = port
-        return port
-
-
-def make_listener(
-    endpoint: str, factory: IProtocolFactory, reactor: Any, settings: HttpSettings
-) -> StreamServerEndpointService:
-    """Return a service that listens at an endpoint.
-
-    Raises: ConfigurationError, for an invalid endpoint. The start of the service raises the
-    errors of the endpoint, such as CannotListenError.
-    """
-    try:
-        listening = strports.service(endpoint, factory, reactor=reactor)
-    except LookupError:  # raised for `systemd:` endpoints only
-        raise ConfigurationError(
-            f"listen: systemd passes no socket for {endpoint!r} (LISTEN_FDS); open it in a unit"
-            ' such as tawebeval.socket, or set listen = ["tcp:8080:interface=127.0.0.1"]'
-        ) from None
-    except (ValueError, TypeError, OSError) as error:
-        raise ConfigurationError(f"listen: {explain_wrong_endpoint(endpoint, error)}") from None
-    # TCP_USER_TIMEOUT cannot tell a client that reads nothing from an unreachable one.
-    timeout = max(
-        _MIN_USER_TIMEOUT,
-        settings.rate_window_seconds + _LARGE_RESPONSE / settings.min_bytes_per_second,
-    )
-    listening.endpoint = ApiEndpoint(listening.endpoint, timeout)
-    listening.setName(endpoint)
-    return listening
-
-
-def explain_wrong_endpoint(endpoint: str, error: Exception) -> str:
-    """Return the message about what is no endpoint, from the error of its parser."""
-    if isinstance(error, OSError):  # of a certificate or its key
-        return f"{endpoint}: cannot read {error.filename}: {error.strerror}"
-    why = str(error).partition("invalid literal for int() with base 10: ")[2]
-    why = f"{why} is not a port" if why else str(error)
-    return (
-        f"{endpoint!r} is not an endpoint such as tcp:8080:interface=127.0.0.1 or"
-        f" unix:/run/tawebeval/socket:mode=660: {why}"
-    )
-
-
-def explain_listen_error(endpoint: str, error: Exception) -> str:
-    """Return why an endpoint cannot be opened, with the remedy."""
-    cause = error.socketError if isinstance(error, CannotListenError) else error
-    if not isinstance(cause, OSError):
-        return f"{error}; {_OTHER_ENDPOINT}"
-    if cause.errno == errno.EADDRINUSE:
-        return f"another program, or another tawebeval, listens there; stop it, or {_OTHER_PORT}"
-    if cause.errno == errno.EACCES and not endpoint.startswith("unix:"):
-        what = "a socket unit, or CAP_NET_BIND_SERVICE (AmbientCapabilities=)"
-        return f"ports below 1024 need {what}; {_OTHER_PORT}"
-    return f"{cause.strerror or cause}; {_OTHER_ENDPOINT}"
 
 
 def make_periodic_timer(
@@ -755,14 +654,11 @@ def build_daemon(
     ProcessCollector(registry=collectors)
     collectors.register(
         DaemonMetrics(
-            registry=registry,
+            application=application,
             repository_cache=repositories,
             callbacks=callbacks,
-            request_log=application.context.request_log,
-            route_table=application.routes,
             site=site,
             reactor_lag=reactor_lag,
-            find_unreadiness_reasons=readiness.find_unreadiness_reasons,
             line_writer=log_writer.line_writer if log_writer else None,
         )
     )

@@ -25,12 +25,12 @@ from twisted.internet.endpoints import serverFromString
 
 from tawebeval.config import Configuration
 from tawebeval.core.hosts import CLIENT_HEADER, TrustedProxies
-from tawebeval.daemon.assembly import explain_wrong_endpoint
 from tawebeval.daemon.configuration import (
     check_visible_paths,
     locate_directories,
     read_configuration,
 )
+from tawebeval.daemon.endpoints import explain_wrong_endpoint, find_exposed_endpoints
 from tawebeval.daemon.metrics import probe_disk_write
 from tawebeval.daemon.startup import (
     CACHE_DIRECTORY_ENTRIES,
@@ -39,7 +39,6 @@ from tawebeval.daemon.startup import (
     check_key_file,
     describe_starter_limits,
     find_existing_ancestor,
-    find_exposed_endpoints,
     locate_archive,
     open_starter,
 )

@@ -42,7 +42,7 @@ from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.filetree import is_disk_full
 from tawebeval.slurm.commands import JobCounters
 from tawebeval.slurm.job import SlurmSandbox
-from tawebeval.web.routes import RequestLog, RouteTable
+from tawebeval.web.routes import KleinApplication
 from tawebeval.web.server.channel import ApiSite
 from tawebeval.webhooks.deliveries import CallbackQueue
 from tawebeval.webhooks.records import CallbackState
@@ -228,24 +228,26 @@ def probe_disk_write(directory: Path) -> None:
 class DaemonMetrics(Collector):
     """Collector of the daemon's metrics.
 
-    `find_unreadiness_reasons` returns the reasons why the daemon takes no work, at once and empty
-    if it does. `line_writer` is None if twistd writes the log.
+    `line_writer` is None if twistd writes the log.
     """
 
-    registry: EvaluationRegistry
+    application: KleinApplication
     repository_cache: RepositoryCache
     callbacks: CallbackQueue
-    request_log: RequestLog
-    route_table: RouteTable
     site: ApiSite
     reactor_lag: ReactorLag
-    find_unreadiness_reasons: Callable[[], Sequence[str]]
     line_writer: LineWriter | None = None
+
+    @property
+    def registry(self) -> EvaluationRegistry:
+        """The registry of evaluations."""
+        return self.application.context.registry
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         yield _gauge("info", "The version that runs.", {__version__: 1}, "version")
-        ready = 0 if self.find_unreadiness_reasons() else 1
+        find_reasons = self.application.context.health_and_metrics.find_unreadiness_reasons
+        ready = 0 if find_reasons() else 1
         yield _gauge("ready", "Whether the daemon takes work, as /health/ready says.", ready)
         lost = 0 if self.line_writer is None else self.line_writer.lost_lines
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
@@ -299,10 +301,11 @@ class DaemonMetrics(Collector):
     def _collect_web(self) -> Iterator[Metric]:
         answers = {
             (*known, str(int(status))): 0
-            for known in self.route_table.list_routes()
+            for known in self.application.list_routes()
             for status in _ALARMING
         }
-        for (method, route, status), number in self.request_log.response_counts.items():
+        request_log = self.application.context.request_log
+        for (method, route, status), number in request_log.response_counts.items():
             answers[method, route, str(status)] = number
         yield _counter(
             "requests", "Requests that were answered.", answers, "method", "route", "status"
@@ -310,7 +313,7 @@ class DaemonMetrics(Collector):
         yield _histogram(
             "request_seconds",
             "From a whole request to its whole answer, if that was not to wait.",
-            self.request_log.response_durations,
+            request_log.response_durations,
             "route",
         )
         limit = self.registry.context.configuration.http.connections

@@ -64,7 +64,6 @@ from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.web.auth import (
     Authentication,
     RateLimit,
-    find_endpoints_of_unknown_exposure,
     find_metrics_token_file,
     find_token_file,
 )
@@ -421,22 +420,3 @@ def open_metrics_authentication(configuration: Configuration, clock: Any) -> Aut
         if source is None
         else Authentication(RateLimit(0, clock.seconds), source, "metrics.tokens")
     )
-
-
-def find_exposed_endpoints(configuration: Configuration) -> Iterator[SetupProblem]:
-    """Yield the endpoints by which anybody may reach a daemon without tokens, as problems.
-
-    Raises: ConfigurationError, for an endpoint that other machines reach, unless `callers.open`.
-    """
-    if configuration.callers.open:
-        yield SetupProblem(
-            "no tokens, and callers.open is true: everybody who can connect may run programs here",
-            "run `tawebeval token add NAME`, set callers.tokens, and remove callers.open",
-        )
-        return
-    for endpoint in find_endpoints_of_unknown_exposure(configuration.listen):
-        yield SetupProblem(
-            f"no tokens (callers.tokens): everybody who reaches the socket of {endpoint} may run"
-            " programs here",
-            "run `tawebeval token add NAME`, and set callers.tokens",
-        )

@@ -1,18 +1,18 @@
-"""Access to the API: tokens and their rates, links to one evaluation, origins, endpoints.
+"""Access to the API: tokens and their rates, links to one evaluation, origins.
 
 A link only reads one evaluation. The daemon keeps for each evaluation with links its caller, a
 generation and the latest expiry. A revocation removes them, and cuts the requests and streams of
 the evaluation's links. Requests and rates of links have bounds of their own, of which one caller
 has half.
 
-A daemon without tokens serves programs of this machine and its own page: its endpoints and the
-origins of requests are checked.
+A daemon without tokens serves programs of this machine and its own page: the origins of requests
+are checked.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -296,51 +296,11 @@ def check_problem_open(
         problem.check_open(name, context.read_wall_clock(), for_reading=for_reading)
 
 
-_LOOPBACK = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
-_PARTS = re.compile(r"(?:[^:\\]|\\.)+", re.DOTALL)
-_SETTING = re.compile(r"((?:[^=\\]|\\.)*)=(.*)", re.DOTALL)
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+LOOPBACK_HOST = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
+"""The names and addresses by which only programs of this machine reach a server."""
+
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[?([^/\]]*?)\]?(?::[0-9]+)?)")
 SAFE_METHODS = (b"GET", b"HEAD", b"OPTIONS")
-
-
-def is_local_endpoint(endpoint: str) -> bool | None:
-    """Return whether only programs of this machine can connect to an endpoint string.
-
-    None: only the operator knows, since somebody else opens the socket.
-    """
-    kind, *arguments = _PARTS.findall(endpoint) or [""]
-    if kind == "haproxy":  # a prefix of another endpoint
-        return is_local_endpoint(endpoint.partition(":")[2])
-    if kind in ("systemd", "fd"):
-        return None
-    interface = ""
-    for argument in arguments:
-        setting = _SETTING.fullmatch(argument)
-        if setting and _ESCAPED.sub(r"\1", setting[1]) == "interface":  # the last one counts
-            interface = _ESCAPED.sub(r"\1", setting[2])
-    is_loopback = kind in ("tcp", "tcp6", "ssl") and _LOOPBACK.fullmatch(interface) is not None
-    return kind == "unix" or is_loopback
-
-
-def find_endpoints_of_unknown_exposure(endpoints: Iterable[str]) -> list[str]:
-    """Return the endpoints whose exposure only the operator knows.
-
-    Raises: ConfigurationError, if other machines may reach a daemon without tokens.
-    """
-    unknown = []
-    for endpoint in endpoints:
-        is_local = is_local_endpoint(endpoint)
-        if is_local is False:
-            raise ConfigurationError(
-                f"listen: other machines can reach {endpoint!r}, and without tokens any of them"
-                " could run programs here; set callers.tokens to a file that"
-                " `tawebeval token add NAME` writes, or listen on tcp:8080:interface=127.0.0.1, or"
-                " set callers.open = true to admit everybody"
-            )
-        if is_local is None:
-            unknown.append(endpoint)
-    return unknown
 
 
 WRITE_REFUSAL = (
@@ -366,7 +326,7 @@ def check_origin(
     if origin is None or origin in origins:
         return
     found = _ORIGIN.fullmatch(origin)
-    is_own = found and found[1] == (host or "").lower() and _LOOPBACK.fullmatch(found[2])
+    is_own = found and found[1] == (host or "").lower() and LOOPBACK_HOST.fullmatch(found[2])
     if not is_own:
         raise ForeignOrigin(f"pages of {origin!r:.80} {refusal}")
 

@@ -154,32 +154,6 @@ class RequestLog:
         )
 
 
-@attrs.frozen
-class RouteTable:
-    """The routes of a Klein app, for counters."""
-
-    _app: Klein
-
-    def match_route(self, method: bytes, path: bytes) -> tuple[str, str, Mapping[str, Any]]:
-        """Return method and route of a request, each may be `UNKNOWN_ROUTE`, and parameters."""
-        named = method.decode("latin-1")
-        named = named if named in _METHODS else UNKNOWN_ROUTE
-        mapper = self._app.url_map.bind("")
-        try:
-            rule, parameters = mapper.match(decode_path(path), named, return_rule=True)
-        except HTTPException:  # which answers that there is none
-            return named, UNKNOWN_ROUTE, {}
-        return named, rule.rule, parameters
-
-    def list_routes(self) -> Iterator[tuple[str, str]]:
-        """Yield each pair of a method and a route that `match_route` may return."""
-        for rule in self._app.url_map.iter_rules():
-            for method in sorted(_METHODS & (rule.methods or _METHODS)):
-                yield method, rule.rule
-        for method in sorted(_METHODS | {UNKNOWN_ROUTE}):
-            yield method, UNKNOWN_ROUTE
-
-
 def decode_path(path: bytes) -> str:
     """Return a path decoded, as the routes are written."""
     return unquote_to_bytes(path).decode("utf-8", "replace")
@@ -539,7 +513,6 @@ class KleinApplication(Resource):
         super().__init__()  # type: ignore[no-untyped-call]
         self.context = context
         self.app = make_app(context)
-        self.routes = RouteTable(self.app)
         self._klein = self.app.resource()
 
     def render(self, request: Any) -> Any:
@@ -600,6 +573,28 @@ class KleinApplication(Resource):
         request.is_read_only |= owner != token.caller
         return owner
 
+    def match_route(self, method: bytes, path: bytes) -> tuple[str, str, Mapping[str, Any]]:
+        """Return method and route of a request, each may be `UNKNOWN_ROUTE`, and parameters.
+
+        For counters, and for what is checked before the body arrives.
+        """
+        named = method.decode("latin-1")
+        named = named if named in _METHODS else UNKNOWN_ROUTE
+        mapper = self.app.url_map.bind("")
+        try:
+            rule, parameters = mapper.match(decode_path(path), named, return_rule=True)
+        except HTTPException:  # which answers that there is none
+            return named, UNKNOWN_ROUTE, {}
+        return named, rule.rule, parameters
+
+    def list_routes(self) -> Iterator[tuple[str, str]]:
+        """Yield each pair of a method and a route that `match_route` may return."""
+        for rule in self.app.url_map.iter_rules():
+            for method in sorted(_METHODS & (rule.methods or _METHODS)):
+                yield method, rule.rule
+        for method in sorted(_METHODS | {UNKNOWN_ROUTE}):
+            yield method, UNKNOWN_ROUTE
+
     def is_still_permitted(self, request: ApiRequest) -> bool:
         """Return whether a reload of the tokens has left the request what it reads."""
         return (
@@ -621,7 +616,7 @@ class KleinApplication(Resource):
     def _match_request(self, request: ApiRequest) -> tuple[str, str, Mapping[str, Any]]:
         """Return the method, the route and its parameters, with which a form is received."""
         path = collapse_slashes(unquote_to_bytes(request.path))
-        return self.routes.match_route(request.method, path.replace(b"%", b"%25"))
+        return self.match_route(request.method, path.replace(b"%", b"%25"))
 
     def make_form_receiver(self, request: ApiRequest, length: int | None) -> FormReceiver | None:
         """Return the receiver of a form that begins an evaluation. Raises: RequestError."""
@@ -643,7 +638,7 @@ class KleinApplication(Resource):
         request_log = self.context.request_log
         if request.uses_link:
             self.context.links.remove_reader(request)
-        known = request.route or self.routes.match_route(request.method, request.path)
+        known = request.route or self.match_route(request.method, request.path)
         method, route = known[:2]
         request_log.count_response(
             method, route, status, None if request.waits_for_evaluation else seconds

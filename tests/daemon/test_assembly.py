@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -16,15 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from twisted.application.internet import TimerService
-from twisted.internet import reactor
-from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
-from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import capturedLogs, formatEvent
-from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import (
     ArchiveSettings,
@@ -45,9 +40,6 @@ from tawebeval.daemon.assembly import (
     Daemon,
     EvaluationService,
     build_daemon,
-    build_url,
-    explain_listen_error,
-    make_listener,
     make_periodic_timer,
 )
 from tawebeval.daemon.configuration import read_configuration
@@ -71,7 +63,6 @@ from tawebeval.web.routes import WebContext
 from tawebeval.web.server.channel import ApiSite
 from tests.cases.databases import close_databases_at_end
 from tests.cases.secrets import OLD, format_secret
-from tests.cases.settings import with_constants
 from tests.fakes.clients import Answer, Connection
 from tests.fakes.sandbox import NO_CGROUPS
 from tests.fakes.world import FakeNotifier, InlineThreads, straw
@@ -205,14 +196,6 @@ class ServiceTests(SynchronousTestCase):
                 for url in ("http://localhost:1", "http://localhost:2", "http://unix:/x:")
             ],
         )
-
-    def test_tls_urls_are_https_and_ipv6_addresses_stand_in_brackets(self) -> None:
-        for endpoint, address, url in (
-            ("ssl:443", IPv4Address("TCP", "192.0.2.1", 443), "https://192.0.2.1:443/"),
-            ("tcp6:80", IPv6Address("TCP", "::1", 80), "http://[::1]:80/"),
-            ("tcp6:80", IPv6Address("TCP", "::", 80), "http://localhost:80/"),
-        ):
-            self.assertEqual(build_url(endpoint, address, ""), url)
 
     def test_endpoint_listed_twice_is_opened_once(self) -> None:
         self.make(
@@ -611,62 +594,6 @@ class ServiceTests(SynchronousTestCase):
         error = self.assertRaises(SystemExit, daemon.privilegedStartService)
         self.assertIn("8080", str(error.code))
         self.assertTrue(str(error.code).startswith("tawebeval: "))
-
-    def test_endpoint_that_cannot_be_opened_has_a_remedy(self) -> None:
-        for cause, words in (
-            (
-                OSError(errno.EADDRINUSE, "x"),
-                "another program, or another tawebeval, listens there",
-            ),
-            (OSError(errno.EACCES, "x"), "ports below 1024 need a socket unit"),
-            (OSError("no such host"), "no such host; choose another endpoint by --listen"),
-            ("Cannot acquire lock", "Cannot acquire lock"),
-        ):
-            said = explain_listen_error("tcp:80", CannotListenError("127.0.0.1", 80, cause))
-            self.assertIn(words, said)
-            self.assertIn("--listen", said)
-            self.assertIn("the setting listen", said)
-
-
-class ListenTests(TestCase):
-    async def listen(self, endpoint: str, settings: HttpSettings) -> Any:
-        listener = make_listener(endpoint, Factory(), reactor, settings)
-        port: Any = await listener.endpoint.listen(Factory())
-        self.addCleanup(port.stopListening)
-        return port
-
-    async def test_socket_without_tcp_is_listened_on(self) -> None:
-        endpoint = f"unix:{self.mktemp()}"
-        port = await self.listen(endpoint, HttpSettings())
-        self.assertIsInstance(port.getHost(), UNIXAddress)
-
-    async def test_kernel_ends_a_silent_connection_after_two_minutes_or_the_time_of_a_slow_upload(
-        self,
-    ) -> None:
-        for settings, seconds in (
-            (HttpSettings(), 120),
-            (
-                with_constants(HttpSettings, rate_window_seconds=10, min_bytes_per_second=1024)(),
-                266,
-            ),
-        ):
-            port = await self.listen("tcp:0:interface=127.0.0.1", settings)
-            timeout = port.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            self.assertEqual(timeout, seconds * 1000)
-
-    def test_listener_has_the_name_of_its_endpoint(self) -> None:
-        self.assertEqual(make_listener("tcp:80", Factory(), reactor, HttpSettings()).name, "tcp:80")
-
-    def test_missing_socket_of_systemd_has_a_remedy(self) -> None:
-        for endpoint in ("systemd:domain=INET:index=0", "systemd:domain=INET:name=none"):
-            error = self.assertRaises(
-                ConfigurationError, make_listener, endpoint, Factory(), reactor, HttpSettings()
-            )
-            said = str(error)
-            self.assertTrue(
-                said.startswith(f"listen: systemd passes no socket for {endpoint!r}"), said
-            )
-            self.assertIn("tcp:8080", said)
 
 
 class TimerTests(SynchronousTestCase):

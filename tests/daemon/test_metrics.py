@@ -61,17 +61,14 @@ class MetricsTestCase(WebTestCase):
         self.obstacles: list[str] = []
         self.metrics = CollectorRegistry()
         ProcessCollector(registry=self.metrics)
-        registry = self.service.registry
+        self.service.context.health_and_metrics.find_unreadiness_reasons = lambda: self.obstacles
         self.metrics.register(
             DaemonMetrics(
-                registry,
+                self.service.application,
                 self.service.world.repositories,  # type: ignore[arg-type]
                 self.callbacks,
-                self.service.context.request_log,
-                self.service.routes,
                 self.service.site,
                 self.lag,
-                lambda: self.obstacles,
             )
         )
 

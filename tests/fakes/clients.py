@@ -31,7 +31,7 @@ from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.web.auth import Authentication, EvaluationLinks, RateLimit
 from tawebeval.web.lists import make_evaluation_lists
-from tawebeval.web.routes import KleinApplication, RouteTable, WebContext
+from tawebeval.web.routes import KleinApplication, WebContext
 from tawebeval.web.server.channel import ApiSite
 from tawebeval.web.upload import FormReceivers
 from tests.fakes.callbacks import FakeCallbacks
@@ -221,7 +221,7 @@ class Service:
     registry: EvaluationRegistry = attrs.field(init=False)
     context: WebContext = attrs.field(init=False)
     app: Klein = attrs.field(init=False)
-    routes: RouteTable = attrs.field(init=False)
+    application: KleinApplication = attrs.field(init=False)
     site: ApiSite = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -268,8 +268,8 @@ class Service:
                 straw(3),
             ),
         )
-        application = KleinApplication(self.context)
-        self.app, self.routes = application.app, application.routes
+        self.application = application = KleinApplication(self.context)
+        self.app = application.app
         self.site = ApiSite(application, self.configuration.http, self.reactor)
         self.access.on_reload.append(
             partial(self.site.abort_requests, application.is_still_permitted)

@@ -11,7 +11,7 @@ from tawebeval.core.events import EventPage
 from tawebeval.evaluations.reading import EventRequests
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import EVENTS_ROUTE
-from tawebeval.web.routes import UNKNOWN_ROUTE, RouteTable
+from tawebeval.web.routes import UNKNOWN_ROUTE
 from tawebeval.web.server.channel import CLIENT_GONE_STATUS
 from tests.cases.settings import with_constants
 from tests.cases.web import WebTestCase
@@ -71,12 +71,12 @@ class CountTests(TrafficTestCase):
             self.assert_counted(counted)
 
     def test_only_known_methods_and_routes_are_counted(self) -> None:
-        known = list(self.service.routes.list_routes())
+        known = list(self.service.application.list_routes())
         self.assertEqual(len(set(known)), len(known))
         for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "BREW"):
             for path in ("/evaluate", self.events(), f"/evaluation/{self.identifier}", "/x", "*"):
                 self.assertIn(
-                    self.service.routes.match_route(method.encode(), path.encode())[:2], known
+                    self.service.application.match_route(method.encode(), path.encode())[:2], known
                 )
 
     def test_pages_refusals_and_clients_that_leave_while_they_wait_are_counted(self) -> None:
@@ -155,12 +155,6 @@ class CountTests(TrafficTestCase):
             connection.send(data)
             connection.lose()
         self.assert_counted()
-
-    def test_route_of_pages_is_the_one_that_the_table_matches(self) -> None:
-        self.assertEqual(
-            RouteTable(self.service.app).match_route(b"GET", self.events().encode())[:2],
-            ("GET", EVENTS_ROUTE),
-        )
 
 
 class LogTests(TrafficTestCase):

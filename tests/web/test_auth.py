@@ -1,4 +1,4 @@
-"""`web.auth`: tokens and rates, endpoints and origins."""
+"""`web.auth`: tokens and rates, origins."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ from tawebeval.web.auth import (
     Authentication,
     RateLimit,
     check_origin,
-    find_endpoints_of_unknown_exposure,
     find_metrics_token_file,
     find_token_file,
-    is_local_endpoint,
     read_token_file,
 )
 from tests.fakes.world import read_again
@@ -221,59 +219,6 @@ class AccessTests(SynchronousTestCase):
         with self.assertRaises(ConfigurationError) as caught:
             find_token_file(CallerSettings(), {"CREDENTIALS_DIRECTORY": f"{self.path}{'x' * 300}"})
         self.assertIn("/tokens: cannot read the file: File name too long", str(caught.exception))
-
-
-class EndpointTests(SynchronousTestCase):
-    def test_loopback_and_unix_endpoints_are_local(self) -> None:
-        for endpoint in (
-            "tcp:8080:interface=127.0.0.1",
-            "tcp:interface=127.1.2.3:port=1",
-            "tcp:8080:interface=localhost",
-            r"tcp6:8080:interface=\:\:1",
-            r"tcp:8080:interface=\:\:1",
-            "ssl:443:interface=127.0.0.1:privateKey=/x",
-            "haproxy:tcp:8080:interface=127.0.0.1",
-            "tcp:8080:interface=0.0.0.0:interface=127.0.0.1",
-            "unix:/run/x",
-        ):
-            self.assertIs(is_local_endpoint(endpoint), True, endpoint)
-
-    def test_inherited_sockets_are_of_unknown_exposure(self) -> None:
-        endpoints = ["unix:/x", "systemd:domain=INET:index=0", "fd:fileno=3"]
-        self.assertEqual(find_endpoints_of_unknown_exposure(endpoints), endpoints[1:])
-
-    def test_other_endpoints_and_lookalikes_are_refused_with_the_remedies(self) -> None:
-        for endpoint in (
-            "",
-            "tcp:8080",
-            "tcp:8080:interface=",
-            "tcp:8080:interface=0.0.0.0",
-            "tcp:8080:interface=10.0.0.1",
-            "tcp:8080:interface=127.0.0.1.example.org",
-            "tcp:8080:127.0.0.1",
-            r"tcp6:8080:interface=\:\:",
-            "tcp6:8080",
-            "haproxy:tcp:8080",
-            "tcp:8080:interface=127.0.0.1:interface=0.0.0.0",
-            r"tcp:8080:interface=127.0.0.1:inter\face=0.0.0.0",
-            r"tcp:8080:interface\=127.0.0.1",
-            r"tcp:8080:x=a\:interface=127.0.0.1",
-            "onion:80:interface=127.0.0.1",
-        ):
-            self.assertIs(is_local_endpoint(endpoint), False, endpoint)
-            error = str(
-                self.assertRaises(
-                    ConfigurationError, find_endpoints_of_unknown_exposure, ["unix:/x", endpoint]
-                )
-            )
-            self.assertIn(repr(endpoint), error)
-            for words in (
-                "callers.open = true",
-                "callers.tokens",
-                "interface=127.0.0.1",
-                "token add",
-            ):
-                self.assertIn(words, error)
 
 
 class PageTests(SynchronousTestCase):

@@ -430,7 +430,7 @@ class TokenTests(CallerTestCase):
             ("GET", "/standings"),
         }
         open_to_all = {"/", "/docs", "/health", "/health/ready", "/metrics", "/openapi.json"}
-        for method, route in self.service.routes.list_routes():
+        for method, route in self.service.application.list_routes():
             if route in open_to_all or method in ("OPTIONS", "HEAD", "other"):
                 continue
             path = route.replace("<name>", "one").replace("<identifier>", "a" * 40)

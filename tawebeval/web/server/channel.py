@@ -59,6 +59,7 @@ from tawebeval.errors import (
     RequestError,
     RequestTooLarge,
     RequestTooSlow,
+    ResourceMoved,
     ServerBusy,
     ServerStopping,
     TargetTooLong,
@@ -69,7 +70,6 @@ from tawebeval.web.server.messages import (
     ERROR_STATUSES,
     MAX_PATH_BYTES,
     PREFLIGHT_HEADERS,
-    BasePath,
     check_hosts,
     check_method_and_path,
     encode_head,
@@ -77,6 +77,7 @@ from tawebeval.web.server.messages import (
     get_header_values,
     parse_query,
     set_headers,
+    split_target,
 )
 
 log = Logger()
@@ -432,19 +433,6 @@ class ApiChannel(HTTPChannel):
         if is_awaited and not request.startedWriting:  # or it is refused
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # type: ignore[union-attr]
 
-    def checkPersistence(  # noqa: N802  (Twisted's name)
-        self, request: Request, version: bytes
-    ) -> bool:
-        """Return whether the connection stays open after the response to `request`.
-
-        Twisted overlooks `close` before a comma, and in a second line.
-        """
-        values = request.requestHeaders.getRawHeaders(b"Connection", ())
-        if values and b"close" in map(bytes.strip, b",".join(values).lower().split(b",")):
-            request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
-            return False
-        return version == b"HTTP/1.1"
-
     def count_body(self, size: int) -> None:
         """Count received bytes of the body, without its chunked framing."""
         self._body_size += size
@@ -745,12 +733,14 @@ class ApiRequest(Request):
         self._started_at = site.clock.seconds()
         self.method, self.clientproto = channel._command, channel._version
         # First of all, for whatever is refused is counted and logged by its path, too.
-        self.path, self.raw_query = site.base_path.split_target(channel._path)
+        self.path, self.raw_query = split_target(channel._path, site.base_path)
         self.client_address = channel.peer_address
         try:
             if channel.is_from_proxy:
                 self._count_for_client()
-            site.base_path.require_trailing_slash(self.path)
+            if self.path and self.path == site.base_path:
+                # Without a slash relative links of a page there would lead out of it.
+                raise ResourceMoved(f"{site.settings.base_path}/")
             check_method_and_path(self.method, self.path)
             check_hosts(get_header_values(self.requestHeaders, "Host"), self.clientproto)
             if self.raw_query:
@@ -922,7 +912,7 @@ class ApiSite(Site):
         self.application = application
         self.settings = settings
         self.clock = reactor
-        self.base_path = BasePath(settings.base_path)
+        self.base_path = settings.base_path.encode()
         self.proxies = TrustedProxies.parse(settings.trusted_proxies)
         self.counts_by_address: Counter[str] = Counter()
         self._connections: dict[ApiChannel, None] = {}

@@ -18,7 +18,6 @@ from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes as unquote
 
-import attrs
 import orjson
 from twisted.logger import Logger
 from twisted.web.http import Request, datetimeToString, parse_qs
@@ -30,7 +29,6 @@ from tawebeval import __version__, errors
 from tawebeval.errors import (
     HeaderTooLarge,
     MalformedRequest,
-    ResourceMoved,
     TargetTooLong,
     UnknownMethod,
     format_size,
@@ -158,41 +156,17 @@ def collapse_slashes(path: bytes) -> bytes:
     return _SLASHES.sub(b"/", path) if b"//" in path else path
 
 
-@attrs.frozen
-class BasePath:
-    """The prefix of all paths, without a slash at its end; empty = the root of the host.
+def split_target(target: bytes, base_path: bytes) -> tuple[bytes, bytes]:
+    """Return the path of a request target, and its query.
 
-    Requests may have the prefix or not, since some proxies remove it.
+    The path has no scheme and host (RFC 9112, section 3.2.2), one slash in place of several, and no
+    base path, unless it is only that: requests may lack it, since some proxies remove it.
     """
-
-    prefix: str
-    _pattern: re.Pattern[bytes] = attrs.field(init=False, repr=False)
-
-    @_pattern.default
-    def _compile(self) -> re.Pattern[bytes]:
-        parts = (re.escape(part.encode()) for part in self.prefix[1:].split("/"))
-        return re.compile(rb"\A/+%b(?=/)" % rb"/+".join(parts))  # clients join paths carelessly
-
-    def split_target(self, target: bytes) -> tuple[bytes, bytes]:
-        """Return the path of a request target, and its query.
-
-        The path has no scheme and host (RFC 9112, section 3.2.2), and no prefix, unless it is only
-        the prefix.
-        """
-        if not target.startswith(b"/"):
-            target = _ABSOLUTE.sub(b"", target) or b"/"
-        if self.prefix:
-            target = self._pattern.sub(b"", target, 1)
-        path, _, query = target.partition(b"?")
-        return collapse_slashes(path), query
-
-    def require_trailing_slash(self, path: bytes) -> None:
-        """Raise ResourceMoved if the path is only the prefix, without a slash.
-
-        Relative links of a page there would lead out of the prefix.
-        """
-        if self.prefix and path == self.prefix.encode():
-            raise ResourceMoved(f"{self.prefix}/")
+    if not target.startswith(b"/"):
+        target = _ABSOLUTE.sub(b"", target) or b"/"
+    path, _, query = target.partition(b"?")
+    path = collapse_slashes(path)
+    return path.removeprefix(base_path) if path.startswith(base_path + b"/") else path, query
 
 
 JSON_MEDIA_TYPE = b"application/json"

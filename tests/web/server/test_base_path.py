@@ -11,9 +11,8 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import RESERVED_URL_PATHS, Configuration, HttpSettings
-from tawebeval.errors import ResourceMoved
 from tawebeval.evaluations import reading
-from tawebeval.web.server.messages import BasePath, collapse_slashes
+from tawebeval.web.server.messages import collapse_slashes, split_target
 from tests.cases.web import LINK, PROXY, SETTINGS, RawTestCase
 from tests.fakes.clients import MULTIPART, Answer, form, parts
 
@@ -24,25 +23,14 @@ TARGETS = st.text("/ab?x.%", max_size=12).map(lambda rest: f"/{rest}".encode())
 class BasePathTests(SynchronousTestCase):
     @given(TARGETS)
     def test_base_path_is_taken_away_once(self, target: bytes) -> None:
-        base_path = BasePath(BELOW)
         path, _, query = target.partition(b"?")
         path = collapse_slashes(path)
-        for before in (b"/judge/a.b", b"//judge///a.b"):
-            self.assertEqual(base_path.split_target(before + target), (path, query))
+        for before in (b"/judge/a.b", b"//judge///a.b", b"http://host/judge/a.b"):
+            self.assertEqual(split_target(before + target, BELOW.encode()), (path, query))
         for other in (b"/judg", b"/judge/aXb", b"/judge/a.bc", b"/x/judge/a.b", b"judge/a.b"):
             kept = collapse_slashes(other + path)
-            self.assertEqual(base_path.split_target(other + target), (kept, query))
-        self.assertEqual(BasePath("").split_target(target), (path, query))
-
-    def test_base_path_alone_is_redirected_into_it(self) -> None:
-        base_path = BasePath(BELOW)
-        for target in (b"/judge/a.b", b"/judge/a.b?x=1"):
-            self.assertEqual(base_path.split_target(target)[0], b"/judge/a.b")
-        with self.assertRaises(ResourceMoved):
-            base_path.require_trailing_slash(b"/judge/a.b")
-        for path in (b"/judge/a.b/", b"/judge", b"", b"*", b"/x/judge/a.b"):
-            base_path.require_trailing_slash(path)
-            BasePath("").require_trailing_slash(path)
+            self.assertEqual(split_target(other + target, BELOW.encode()), (kept, query))
+        self.assertEqual(split_target(target, b""), (path, query))
 
 
 class RoutesBelowTests(RawTestCase):
