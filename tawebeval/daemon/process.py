@@ -53,10 +53,8 @@ def install_reactor() -> None:
         os.close(writing)
 
 
-def keep_freed_memory() -> bool:
-    """Let the C library keep `MALLOC_TRIM_THRESHOLD` of freed memory.
-
-    Return whether it can (musl cannot).
+def keep_freed_memory() -> None:
+    """Let the C library keep `MALLOC_TRIM_THRESHOLD` of freed memory, if it can (musl cannot).
 
     A block of stdout becomes several times as large when it is encoded, and is freed once it is
     acknowledged. By default glibc returns 128 KiB of free heap to the kernel, and each large
@@ -64,13 +62,9 @@ def keep_freed_memory() -> bool:
     block, which costs more than all other work on the block.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(
-        mallopt(option, size)
-        for option, size in (
-            (_M_TRIM_THRESHOLD, MALLOC_TRIM_THRESHOLD),
-            (_M_MMAP_THRESHOLD, _LARGE),
-        )
-    )
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, MALLOC_TRIM_THRESHOLD)
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def reset_inherited_signals() -> None:

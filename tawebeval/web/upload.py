@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 from multipart import (
@@ -105,6 +106,7 @@ class _FormParser(PushMultipartParser):  # type: ignore[misc]  # it has no types
         super()._on_segment_headerline(line)
 
 
+@attrs.define(eq=False)
 class FormReceiver:
     """Parses one form; `files` writes its files below the subdirectory `submission`.
 
@@ -114,59 +116,48 @@ class FormReceiver:
     another form. `preset` is what is known about the form. `use_kept` returns the submission that
     is to run again; such a form needs no body, and its bytes do not count. `refusal` is why the
     form can begin no evaluation, although its key may name one; then `preset` is unknown. All
-    methods raise RequestError.
+    methods raise RequestError. The first byte of the body creates the directory.
     """
 
-    def __init__(
-        self,
-        content_type: str,
-        length: int | None,
-        files: UploadWriter,
-        key: str | None,
-        configuration: Configuration,
-        submissions: SubmissionStore,
-        caller: str,
-        target: str = "",
-        preset: FormPreset | None = None,
-        check_open: Callable[[str | None], object] = lambda problem: None,
-        use_kept: Callable[[], AbstractAsyncContextManager[KeptSubmission]] | None = None,
-        refusal: RequestError | None = None,
-    ) -> None:
-        """Check the headers. The first byte of the body creates the directory."""
-        self._files = files
-        self.key = key
-        self._target = target
-        self._preset = preset or FormPreset()
-        self._check_open = check_open
-        self._use_kept = use_kept
-        self._refusal = refusal
-        self._parser: _FormParser | None = None
-        self._configuration = configuration
-        self.received_bytes = 0
-        self._submissions = submissions
-        self._caller = caller
-        self._stored_bytes = 0  # that count for the caller
-        self._fields: dict[str, bytes] = {}  # in UTF-8
-        self._unknown_names: list[str] = []
-        self._submission: list[SubmissionFile] = []
-        self._digests: dict[str, bytes] = {}
-        # The arriving part: its text or file; neither if the field is unknown.
-        self._name = ""
-        self._text: bytearray | None = None
-        self._max_text = 0  # bytes that the text may have
-        self._in_file, self._file_bytes = False, 0
-        self._must_be_empty = False  # a file without a name
-        self._hash = hashlib.sha256()
-        if use_kept is not None and not length and not content_type:
-            return
+    _files: UploadWriter
+    key: str | None
+    _configuration: Configuration
+    _submissions: SubmissionStore
+    _caller: str
+    _target: str = ""
+    _preset: FormPreset = attrs.field(factory=FormPreset)
+    _check_open: Callable[[str | None], object] = lambda problem: None
+    _use_kept: Callable[[], AbstractAsyncContextManager[KeptSubmission]] | None = None
+    _refusal: RequestError | None = None
+    received_bytes: int = 0
+    _stored_bytes: int = 0  # that count for the caller
+    _parser: _FormParser | None = None
+    _expected_start: bytes = b""
+    _begun: bytes = b""  # the first bytes, at least as many as these
+    _fields: dict[str, bytes] = attrs.field(factory=dict)  # in UTF-8
+    _unknown_names: list[str] = attrs.field(factory=list)
+    _submission: list[SubmissionFile] = attrs.field(factory=list)
+    _digests: dict[str, bytes] = attrs.field(factory=dict)
+    # The arriving part: its text or file; neither if the field is unknown.
+    _name: str = ""
+    _text: bytearray | None = None
+    _max_text: int = 0  # bytes that the text may have
+    _in_file: bool = False
+    _file_bytes: int = 0
+    _must_be_empty: bool = False  # a file without a name
+    _hash: Any = attrs.field(factory=hashlib.sha256)
 
+    def check_headers(self, content_type: str, length: int | None) -> None:
+        """Check the headers, which make the parser. `length` is None if unknown."""
+        if self._use_kept is not None and not length and not content_type:
+            return
         media_type, options = parse_options_header(content_type)
         if media_type != "multipart/form-data":
             raise UnsupportedMediaType(
                 f"the body is {media_type or 'of no declared media type'}; send"
                 " multipart/form-data, as `curl -F` or a browser's FormData does"
             )
-        if length is not None and length > configuration.limits.request_body:
+        if length is not None and length > self._configuration.limits.request_body:
             raise self._make_length_error(f"is {format_size(length)}; the limit is")
         boundary = options.get("boundary", "")
         if not boundary:
@@ -183,9 +174,8 @@ class FormReceiver:
         except MultipartError as error:
             raise _make_form_error(error) from None
         self._expected_start = b"\r\n--" + parser.boundary
-        self._begun = b""  # the first bytes, at least as many as these
-        if use_kept is None:
-            submissions.share.check(length or 0, caller)
+        if self._use_kept is None:
+            self._submissions.share.check(length or 0, self._caller)
 
     def _make_length_error(self, words: str) -> RequestTooLarge:
         most = self._configuration.limits.request_body
@@ -465,9 +455,7 @@ class FormReceivers:
             # Refused before the body is sent. (A key may name an accepted evaluation.)
             registry.check_admission(caller)
         directory = self._directory / self._random_bytes(16).hex()
-        return FormReceiver(
-            get_header(headers, "Content-Type") or "",
-            length,
+        receiver = FormReceiver(
             UploadWriter(directory, request, submissions.unwritten, self._threads),
             key,
             registry.context.configuration,
@@ -479,6 +467,8 @@ class FormReceivers:
             use_kept,
             refusal,
         )
+        receiver.check_headers(get_header(headers, "Content-Type") or "", length)
+        return receiver
 
     def _make_problem_preset(self, request: ApiRequest, name: str) -> FormPreset:
         problem = self._registry.context.configuration.problems.get(name)

@@ -70,7 +70,9 @@ class UploadTestCase(SynchronousTestCase):
         self.count += 1
         threads: Any = InlineThreads()
         files = UploadWriter(self.uploads / str(self.count), FakeSource(), self.unwritten, threads)
-        return FormReceiver(content_type, length, files, key, configuration, self.submissions, "")
+        receiver = FormReceiver(files, key, configuration, self.submissions, "")
+        receiver.check_headers(content_type, length)
+        return receiver
 
     def finish(self, receiver: FormReceiver) -> ReceivedForm:
         """Return the form that has come. Raises what is wrong with it."""
