@@ -97,7 +97,6 @@ class EvaluationReader:
     is_known_to_server: bool = False
     _on_interrupt: Callable[[], object] | None = None
     _state: str = "queued"  # as the server has told last
-    _is_state_new: bool = False  # no request for events was sent since
 
     @property
     def resume_command(self) -> str:
@@ -166,18 +165,15 @@ class EvaluationReader:
         """
         if not self._context.screen.shows_progress or self._state not in _WAITING:
             return MAX_WAIT_SECONDS
-        if not self._is_state_new:
-            self._state = ""
-            with suppress(ClientError):
-                self.request_state()
-        self._is_state_new = False
+        self._state = ""
+        with suppress(ClientError):
+            self.request_state()
         return 1 if self._state in _WAITING else MAX_WAIT_SECONDS
 
     def request_state(self) -> None:
         """Request the state; show it on a terminal until the evaluator has ended."""
         status = self._context.client.status(self.identifier)
         self._state, place = status["state"], status.get("queue_place")
-        self._is_state_new = True
         screen = self._context.screen
         if screen.shows_progress and self._state in ("running", *_WAITING):
             screen.show_status(self._state if place is None else f"{self._state}, {place} ahead")

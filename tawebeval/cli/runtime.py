@@ -192,25 +192,22 @@ def compute_exit_status(status: int, received: Sequence[int]) -> int:
 
 def report_failure(error: Exception, screen: Screen) -> int:
     """Print why work has ended, and return the exit status for it."""
+    words, status = str(error), WRONG
     match error:
         case Interrupted():
             words, status = "interrupted", INTERRUPTED
-        case Unavailable(is_refused_connection=True):
-            words, status = f"{error}; {_START_DAEMON}", UNREACHABLE
         case Unavailable():
-            words, status = str(error), UNREACHABLE
+            words += f"; {_START_DAEMON}" if error.is_refused_connection else ""
+            status = UNREACHABLE
         case Refused(status=401):
-            words, status = f"{error}; {_GIVE_TOKEN}", WRONG
-        case Refused():
-            words, status = str(error), WRONG
-        case OutputError():
-            words, status = str(error), UNREAD if error.is_broken_pipe else WRONG
-        case ConfigurationError():
-            words, status = str(error), WRONG
+            words += f"; {_GIVE_TOKEN}"
+        case OutputError(is_broken_pipe=True):
+            return UNREAD
+        case Refused() | OutputError() | ConfigurationError():
+            pass
         case OSError():  # of a file of the submission
-            words, status = f"{error.filename}: {error.strerror}", WRONG
+            words = f"{error.filename}: {error.strerror}"
         case _:
             raise error
-    if status != UNREAD:
-        screen.show_message(words, "red")
+    screen.show_message(words, "red")
     return status

@@ -65,7 +65,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import queue_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
-from tawebeval.linux.cgroups import CgroupManager, ResourceUsage, open_cgroups
+from tawebeval.linux.cgroups import ResourceUsage, open_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
@@ -84,7 +84,6 @@ CHECKOUT_NAME, UPLOAD_NAME = "checkout", "upload"
 """The names in a `run_directory` of the copy of the working directory, and of the submission."""
 
 _THREADS = 3  # two of them poll limits
-_ACCOUNTS = "accounts"  # the directory with passwd and group of the sandbox
 
 
 def copy_working_tree(root: Path, run_directory: Path, limits: TreeLimits) -> Checkout:
@@ -163,55 +162,6 @@ async def wait_for_change(reactor: Any, take: Callable[[], Snapshot], seen: Snap
         await deferLater(reactor, _POLL)
         before, now = now, take()
     return sorted({path.name for path, _ in seen.items() ^ now.items()})
-
-
-def open_context(
-    configuration: Configuration,
-    checkout: Checkout,
-    run_directory: Path,
-    cgroups: CgroupManager,
-    spawner: Spawner,
-    reactor: Any,
-) -> EvaluationContext:
-    """Return the context of evaluations of a checkout, whose files are in `run_directory`.
-
-    Raises ConfigurationError if the sandbox is not installed.
-    """
-    threads = WorkerThreads.create(reactor, _THREADS, "work")
-    trees = WritableTrees(run_directory / "starter" / "socket")
-    tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
-    return EvaluationContext(
-        configuration=configuration,
-        clock=reactor,
-        generate_random_bytes=os.urandom,
-        worker_threads=threads,
-        spawner=spawner,
-        checkout_source=FixedCheckout(checkout, tree_limits.check_tree),
-        sandbox=open_sandbox(configuration, run_directory / _ACCOUNTS, cgroups, trees),
-        limit_monitor=LimitMonitor(reactor, threads, threads),
-        event_memory=EventMemory(configuration.buffers.total),
-        unread_events=make_unread_events_share(configuration.buffers.disk),
-    )
-
-
-@contextmanager
-def _run_services(context: EvaluationContext, run_directory: Path, reactor: Any) -> Iterator[None]:
-    """Start threads and sandbox; stop them at the end. Blocks.
-
-    Raises SystemExit if the sandbox does not work.
-    """
-    accounts = run_directory / _ACCOUNTS
-    accounts.mkdir()
-    write_sandbox_files(accounts)
-    check_sandbox_and_log_problems(context.sandbox)
-    threads, trees = context.worker_threads, context.sandbox.writable_trees
-    threads.start()
-    trees.attach(reactor, threads.run_in_thread, lambda: None)
-    try:
-        yield
-    finally:
-        threads.stop()
-        context.sandbox.close()
 
 
 def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
@@ -345,20 +295,37 @@ def open_runner(
         made.callback(cgroups.remove_all_cgroups)
         run_directory = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
         made.callback(remove_tree, run_directory)
-        spawner = Spawner(reactor)
+        accounts = run_directory / "accounts"
+        threads = WorkerThreads.create(reactor, _THREADS, "work")
+        trees = WritableTrees(run_directory / "starter" / "socket")
         tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
         with _usage_errors():
             write_files(run_directory)
             checkout = copy_working_tree(setup.root, run_directory, tree_limits)
-            context = open_context(
-                configuration, checkout, run_directory, cgroups, spawner, reactor
+            context = EvaluationContext(
+                configuration=configuration,
+                clock=reactor,
+                generate_random_bytes=os.urandom,
+                worker_threads=threads,
+                spawner=Spawner(reactor),
+                checkout_source=FixedCheckout(checkout, tree_limits.check_tree),
+                sandbox=open_sandbox(configuration, accounts, cgroups, trees),
+                limit_monitor=LimitMonitor(reactor, threads, threads),
+                event_memory=EventMemory(configuration.buffers.total),
+                unread_events=make_unread_events_share(configuration.buffers.disk),
             )
             drop_privileges()
         if configuration.sandbox.kind == "none":
             screen.show_message(
                 "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
             )
-        made.enter_context(_run_services(context, run_directory, reactor))
+        accounts.mkdir()
+        write_sandbox_files(accounts)
+        check_sandbox_and_log_problems(context.sandbox)
+        made.callback(context.sandbox.close)
+        threads.start()
+        made.callback(threads.stop)
+        trees.attach(reactor, threads.run_in_thread, lambda: None)
         yield LocalRunner(setup, context, run_directory)
 
 

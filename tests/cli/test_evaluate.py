@@ -156,18 +156,6 @@ class EvaluateTests(CommandTestCase):
             listed = json.loads(self.run_command("list", *filters, "--json").stdout)
             self.assertEqual([one["evaluation_id"] for one in listed], found)
 
-    def test_evaluation_error_exits_with_status_1(self) -> None:
-        result = self.evaluate(status=4)
-        self.assertEqual(result.exit_code, 1)
-        self.assertIn("failed: the evaluator exited with status 4", result.stderr)
-
-    def test_events_are_printed_as_json_lines(self) -> None:
-        result = self.evaluate("--events")
-        lines = result.stdout.splitlines()
-        self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "hello"})
-        self.assertIn("1.50", lines[-1])
-        self.assertRegex(result.stderr, r"\Arepeat this run with --seed \d+\n\Z")
-
     def test_drawn_seed_is_shown_as_the_option_that_repeats_the_run(self) -> None:
         result = self.evaluate()
         (seed,) = re.findall(r"^repeat this run with --seed (\d+)$", result.stderr, re.MULTILINE)
@@ -196,20 +184,18 @@ class EvaluateTests(CommandTestCase):
         arguments = ("--repository", "ftp://a/b", *REPOSITORY[2:], "x=1")
         self.assertNotIn("try `", self.run_command("evaluate", *arguments).stderr)
 
-    def test_error_tells_how_to_complete_a_short_commit_without_a_checkout(self) -> None:
+    def test_error_tells_what_to_do_without_a_checkout(self) -> None:
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir("/")
-        arguments = (*REPOSITORY[:3], "main", *REPOSITORY[4:], "x=1")
-        result = self.run_command("evaluate", *arguments)
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("`git rev-parse main` in a clone of the repository prints", result.stderr)
+        short = "`git rev-parse main` in a clone of the repository prints"
+        for arguments, words in (
+            ((*REPOSITORY[:3], "main", *REPOSITORY[4:]), short),
+            (("--evaluator", "./e"), "not in a git checkout; change to one"),
+        ):
+            result = self.run_command("evaluate", *arguments, "x=1")
+            self.assertEqual(result.exit_code, 2)
+            self.assertIn(words, result.stderr)
         self.assertEqual(self.line.agent.asked, [])
-
-    def test_detach_prints_the_identifier_without_waiting(self) -> None:
-        result = self.run_command("evaluate", *REPOSITORY, str(self.file), "--detach")
-        self.assertEqual(result.exit_code, 0)
-        self.assertRegex(result.stdout, r"\A[a-z2-7]{40}\n\Z")
-        self.assertTrue(self.line.child.is_running)
 
     def test_wrong_usage_exits_with_status_2_without_a_request(self) -> None:
         for arguments, words in (
@@ -247,13 +233,6 @@ class EvaluateTests(CommandTestCase):
             self.assertEqual(result.exit_code, 2, result.output)
             self.assertIn(words, result.stderr)
         self.assertEqual(self.line.agent.asked, [])
-
-    def test_error_tells_what_to_do_without_repository_and_checkout(self) -> None:
-        self.addCleanup(os.chdir, os.getcwd())
-        os.chdir("/")
-        result = self.run_command("evaluate", "--evaluator", "./e", "x=1")
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("not in a git checkout; change to one", result.stderr)
 
     def test_shell_offers_files_for_fields(self) -> None:
         words = {"COMP_WORDS": "main evaluate s", "COMP_CWORD": "2"}

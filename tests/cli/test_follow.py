@@ -71,11 +71,6 @@ class FollowTests(CommandTestCase):
             notes = self.run_command("follow", *options, identifier).stderr.splitlines()
             self.assertEqual([note for note in notes if "accepted" not in note], shown)
 
-    def test_events_are_lines_of_json(self) -> None:
-        identifier = self.printed(b"a")
-        result = self.run_command("follow", "--events", identifier)
-        self.assertEqual(result.stdout, '{"type": "text", "payload": "a"}\n')
-
     def test_first_marker_within_a_line_is_warned_of(self) -> None:
         identifier = self.line.begin()
         block = self.block("1")[1:]
@@ -261,17 +256,6 @@ class TerminalTests(CommandTestCase):
         self.assertTrue(shown.startswith(f"{CLEAR}queued, 0 ahead{CLEAR}"), shown)
         self.assertTrue(shown.endswith(f"{CLEAR}running{CLEAR}a\n{CLEAR}running{CLEAR}"), shown)
         self.assertEqual(self.follow_on_terminal(self.printed(b"a\n")), "a\n")
-
-    def test_state_that_was_just_requested_is_not_requested_again(self) -> None:
-        self.line = self.make(running=1)
-        self.line.begin()
-        identifier, children = self.line.begin(), self.line.service.world.spawn.children
-        reader = EvaluationReader(self.make_context(Shown(terminal=True).screen), identifier)
-        self.line.agent.asked.clear()
-        reader.request_state()
-        self.meanwhile = lambda: [child.end() for child in children if child.is_running]
-        reader.follow_evaluation()
-        self.assertIn("/events", self.line.agent.asked[1][1])
 
     def test_first_output_is_shown_at_once_after_a_long_time_in_the_queue(self) -> None:
         self.line = self.make(running=1)
