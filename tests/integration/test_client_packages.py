@@ -94,7 +94,7 @@ class NodeTests(DaemonTestCase):
     async def test_client_follows_over_cut_connections_and_cancels(self) -> None:
         proxy = CuttingProxy(self.daemon.port, 5, (Place.WITHIN_RESPONSES,), 40_000, 20_000)
         self.addCleanup(proxy.stop)
-        cut = f"http://127.0.0.1:{await proxy.listen()}/"
+        cut = f"http://127.0.0.1:{proxy.listen()}/"
         result = await self.run_node(
             FOLLOW, f"{self.daemon.url}/", cut, self.repository.url, self.commit
         )

@@ -99,7 +99,7 @@ class ProgramTests(DaemonTestCase):
         places = (Place.WITHIN_RESPONSES, Place.AFTER_RESPONSE)
         proxy = CuttingProxy(self.daemon.port, 1, places, longest=SHORTEST_RESPONSE)
         self.addCleanup(proxy.stop)
-        await self.show(program, name, source, await proxy.listen())
+        await self.show(program, name, source, proxy.listen())
         self.assertGreater(proxy.cuts[Place.WITHIN_RESPONSES], 1)
 
     async def test_programs_print_the_documented_lines(self) -> None:
@@ -121,7 +121,7 @@ class ProgramTests(DaemonTestCase):
         proxy = CuttingProxy(self.daemon.port, 7, (Place.WITHIN_RESPONSES,), 2**14, 1000)
         self.addCleanup(proxy.stop)
         identifier = await self.begin(COMMAND)
-        url = f"http://127.0.0.1:{await proxy.listen()}/evaluation/{identifier}/events"
+        url = f"http://127.0.0.1:{proxy.listen()}/evaluation/{identifier}/events"
         printed = await run_program(str(NODE), self.folder / "lines.mjs", url)
         self.assertEqual(joined([json.loads(line) for line in printed.splitlines()]), PRINTED)
         self.assertGreater(proxy.cuts.total(), 1)
@@ -136,9 +136,7 @@ class BrowserTests(BrowserTestCase):
         proxy = CuttingProxy(self.daemon.port, 7, (Place.WITHIN_RESPONSES,), longest, shortest)
         self.addCleanup(proxy.stop)
         await self.browser.open(f"{self.daemon.url}/health")
-        url = (
-            f"http://127.0.0.1:{await proxy.listen()}/evaluation/{await self.begin(COMMAND)}/events"
-        )
+        url = f"http://127.0.0.1:{proxy.listen()}/evaluation/{await self.begin(COMMAND)}/events"
         program = HURRY + STREAMS + IN_BROWSER % name
         events: list[Event] = await self.browser.script(program, url)
         self.assertEqual(joined(events), PRINTED)

@@ -110,18 +110,18 @@ class PageTests(PageTestCase):
 
     async def test_lost_connection_is_shown_and_resumed(self) -> None:
         line = CuttingProxy(self.daemon.port)
-        port = await line.listen()
+        port = line.listen()
         await self.browser.open(f"http://127.0.0.1:{port}/")
         self.expected = ("net::ERR_",)  # a browser tells of each request that fails
         await self.submit(COUNTING)
         await self.browser.shows("#output", "line 5\n")
-        await line.stop()
+        line.stop()
         await self.browser.shows("#connection", "Reconnecting")
         self.assertEqual(await self.browser.violations(), [])
         seen = (await self.browser.text("#output")).count("\n")
         line = CuttingProxy(self.daemon.port)
         self.addCleanup(line.stop)
-        await line.listen(port)
+        line.listen(port)
         await self.browser.shows("#output", f"line {seen + 20}\n")
         self.assertFalse(await self.browser.script("return connection.checkVisibility()"))
         await self.browser.click("#cancel")
@@ -211,7 +211,7 @@ class PageTests(PageTestCase):
         self.addCleanup(listening.stopListening)
         line = CuttingProxy(listening.getHost().port)
         self.addCleanup(line.stop)  # so that no connection is left
-        base = f"http://127.0.0.1:{await line.listen()}/judge/"
+        base = f"http://127.0.0.1:{line.listen()}/judge/"
         identifier = await self.begin("echo here")
         await self.browser.open(f"{base}#evaluation/{identifier}")
         await self.browser.shows("#output", "here")
