@@ -132,8 +132,8 @@ def read() -> Page:
 def renew(old: Page, new: Page, names: Iterable[str]) -> Page:
     """Return the old page with the rows of all benchmarks that are on the new one.
 
-    `names` has the names of all benchmarks, in their order. A line tells which were renewed, and
-    how the machine was another.
+    `names` has the names of all benchmarks, in their order. A line tells how the machine was
+    another, but for its load, and which were renewed there.
     """
     renewed = list(dict.fromkeys(cells[0] for cells in new.rows))
     machine = []
@@ -144,8 +144,9 @@ def renew(old: Page, new: Page, names: Iterable[str]) -> Page:
             machine += ["; ".join([_RENEWED + ", ".join(left), *details])] if left else []
         else:
             machine.append(line)
-    different = [line for line in new.machine if line not in machine]
-    machine.append("; ".join([_RENEWED + ", ".join(renewed), *different]))
+    different = [line for line in new.machine if line not in machine and "load" not in line]
+    if different:
+        machine.append("; ".join([_RENEWED + ", ".join(renewed), *different]))
     rows = [
         cells
         for name in names
