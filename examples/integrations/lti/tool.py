@@ -2,7 +2,7 @@
 
     LTI_CONFIG=lti.toml TAWEBEVAL_SERVER=... TAWEBEVAL_TOKEN=... uvicorn tool:app --port 8001
 
-docs/integrate.md has the configuration. A launch is what the platform signs when somebody opens an
+README.md has the configuration. A launch is what the platform signs when somebody opens an
 activity: it names person, course, problem and the place of the score. This tool signs them again,
 as the session of the page: no later request can name another person or problem.
 
