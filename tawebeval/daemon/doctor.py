@@ -58,6 +58,7 @@ from tawebeval.linux.privileges import (
     build_directory_install_command,
     check_owner,
     find_readable_by_others_problem,
+    find_secret_file,
     get_user_name,
     refuse_root,
 )
@@ -71,7 +72,7 @@ from tawebeval.sandbox.probe import (
 from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.slurm.commands import check_cluster
 from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_token_file
-from tawebeval.webhooks.signing import find_secrets_file, read_signing_secrets
+from tawebeval.webhooks.signing import SECRETS_CREDENTIAL, read_signing_secrets
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _WRITABLE = "mount it for writing, or name another directory by STATE_DIRECTORY and CACHE_DIRECTORY"
@@ -402,7 +403,7 @@ def _check_token_file(source: Path) -> str:
 
 def _check_callbacks(daemon: ExaminedDaemon) -> Iterator[str]:
     secrets = daemon.configuration.callbacks.secrets
-    if source := find_secrets_file(secrets, daemon.environment):
+    if source := find_secret_file(secrets, SECRETS_CREDENTIAL, daemon.environment):
         read_signing_secrets(source)
         _check_closed_to_others(source)
         yield f"signed with the callers' secrets in {source}"

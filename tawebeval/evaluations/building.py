@@ -14,24 +14,22 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from tawebeval import __version__
 from tawebeval.config import Configuration
-from tawebeval.core.evaluations import Checkout, TakeTree
+from tawebeval.core.evaluations import Checkout, EvaluationCounters, TakeTree
 from tawebeval.core.events import EventMemory
 from tawebeval.core.form import ChosenLimits, pack_request, parse_limits
 from tawebeval.deferreds import wait_despite_cancellation
 from tawebeval.errors import EvaluationFailure, FailureReason
-from tawebeval.evaluations.context import (
-    EvaluationContext,
-    FixedCheckout,
-    make_unread_events_share,
-)
-from tawebeval.evaluations.lifecycle import Evaluation
+from tawebeval.evaluations.context import FixedCheckout, make_unread_events_share
+from tawebeval.evaluations.lifecycle import Evaluation, make_log_fields
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.filetree import is_disk_full, remove_tree
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
@@ -87,113 +85,99 @@ def plan_build(evaluation: Evaluation, checkout: Checkout) -> BuildPlan:
     )
 
 
-class Build:
-    """One build, for `owner`; `evaluation` is its own.
+async def build_tree(
+    owner: Evaluation,
+    plan: BuildPlan,
+    checkout: Checkout,
+    start: Callable[[Evaluation], object],
+    take_tree: TakeTree,
+) -> tuple[int, int]:
+    """Build a tree for an evaluation; return what `take_tree` returns for its directory.
 
-    `take_tree` is called in a thread with the directory of the built tree.
+    `start(evaluation)` starts the build. `take_tree` is called in a thread. When the result is
+    there, nothing else is left of the build; a cancellation stops it first. Raises:
+    EvaluationFailure, OSError.
     """
+    context, details, threads = owner.context, owner.details, owner.context.worker_threads
+    figures = 0, 0
+    error: EvaluationFailure | None = EvaluationFailure(
+        "lost", "the built tree could not be taken; submit again"
+    )
 
-    def __init__(
-        self,
-        owner: Evaluation,
-        plan: BuildPlan,
-        checkout: Checkout,
-        take_tree: TakeTree,
-    ) -> None:
-        context, details = owner.context, owner.details
-        self._take_tree, self._figures = take_tree, (0, 0)
-        self._threads = context.worker_threads
-        self._error: EvaluationFailure | None = EvaluationFailure(
-            "lost", "the built tree could not be taken; submit again"
-        )
-        request = attrs.evolve(
-            details.request,
-            evaluator_cmd=f"exec >&2\n{plan.command}",  # so that there are no events
-            build="",
-            seed=0,
-            submission=(),
-            callback_url=None,
-            limits=plan.limits,
-            metadata={},
-        )
-        identifier = context.generate_random_bytes(16).hex()
-        root = owner.workspace.root.with_name(derive_directory_name(identifier))
-        self._upload = root.with_suffix(".upload")
-        self.evaluation = Evaluation(
-            EvaluationDetails(
-                identifier,
-                pack_request(request),
-                0,
-                caller=details.caller,
-                upload_directory=self._upload,
-            ),
-            Workspace(root),
-            EvaluationContext(
-                configuration=plan.configuration,
-                clock=context.clock,
-                generate_random_bytes=context.generate_random_bytes,
-                worker_threads=context.worker_threads,
-                spawner=context.spawner,
-                checkout_source=FixedCheckout(attrs.evolve(checkout, release=lambda: None)),
-                sandbox=context.sandbox,
-                limit_monitor=context.limit_monitor,
-                event_memory=EventMemory(plan.configuration.buffers.total),
-                unread_events=make_unread_events_share(plan.configuration.buffers.disk),
-                open_event_files=context.open_event_files,
-                cleanup_queue=context.cleanup_queue,
-            ),
-            take_tree=self._take,
-        )
-
-    def create_directory(self) -> None:
-        """Make the directory of a submission without files. Blocks. Raises: OSError."""
-        Workspace(self._upload).submission_directory.mkdir(parents=True)
-
-    def remove_directory(self) -> None:
-        """Undo `create_directory` of a build that is not started. Blocks. Raises: OSError."""
-        remove_tree(self._upload)
-
-    def _take(self, tree: Path) -> None:
+    def take(tree: Path) -> None:
+        nonlocal figures, error
         try:
-            self._figures = self._take_tree(tree)
-        except EvaluationFailure as error:
-            self._error = attrs.evolve(error, reason="build")
-        except OSError as error:
+            figures, error = take_tree(tree), None
+        except EvaluationFailure as failure:
+            error = attrs.evolve(failure, reason="build")
+        except OSError as failure:
             words = "{build}: the built tree cannot be copied: {error}"
-            log.error(words, build=self.evaluation.details.log_name, error=error)  # noqa: TRY400
-            if error.errno in _UNREADABLE:
+            log.error(words, build=build.details.log_name, error=failure)  # noqa: TRY400
+            if failure.errno in _UNREADABLE:
                 what = "the built tree has files that cannot be read, or is nested too deeply"
-                self._error = EvaluationFailure("build", what)
-            elif is_disk_full(error):
-                what = "the server's disk is full; submit again"
-                self._error = EvaluationFailure("lost", what)
-        else:
-            self._error = None
+                error = EvaluationFailure("build", what)
+            elif is_disk_full(failure):
+                error = EvaluationFailure("lost", "the server's disk is full; submit again")
 
-    async def finish(self) -> tuple[int, int]:
-        """Return what `take_tree` has returned, when nothing else is left of the build.
+    request = attrs.evolve(
+        details.request,
+        evaluator_cmd=f"exec >&2\n{plan.command}",  # so that there are no events
+        build="",
+        seed=0,
+        submission=(),
+        callback_url=None,
+        limits=plan.limits,
+        metadata={},
+    )
+    identifier = context.generate_random_bytes(16).hex()
+    root = owner.workspace.root.with_name(derive_directory_name(identifier))
+    upload = root.with_suffix(".upload")
+    build = Evaluation(
+        EvaluationDetails(
+            identifier, pack_request(request), 0, caller=details.caller, upload_directory=upload
+        ),
+        Workspace(root),
+        attrs.evolve(
+            context,
+            configuration=plan.configuration,
+            checkout_source=FixedCheckout(attrs.evolve(checkout, release=lambda: None)),
+            event_memory=EventMemory(plan.configuration.buffers.total),
+            unread_events=make_unread_events_share(plan.configuration.buffers.disk),
+            store=None,
+            archive=None,
+            counters=EvaluationCounters(),
+        ),
+        take_tree=take,
+    )
+    try:
+        await threads.run_in_thread(Workspace(upload).submission_directory.mkdir, parents=True)
+    except (CancelledError, OSError):
+        await threads.run_in_thread(remove_tree, upload)
+        raise
+    log.info(
+        "{evaluation}: builds the tree as {build}",
+        build=build.details.log_name,
+        **make_log_fields(details),
+    )
+    start(build)
 
-        A cancellation stops it first. Raises: EvaluationFailure.
-        """
-        build = self.evaluation
+    def stop() -> None:
+        build.stop(_CANCELLED)
+        if build.run is not None:
+            build.run.kill()
 
-        def stop() -> None:
-            build.stop(_CANCELLED)
-            if build.run is not None:
-                build.run.kill()
-
-        try:
-            await wait_despite_cancellation(build.cleanup_event, stop)
-        finally:
-            await self._threads.run_in_thread(remove_tree, build.workspace.root)
-        failure, result = build.details.failure or self._error, build.details.run_result
-        if failure is None:
-            return self._figures
-        reason = failure.reason if failure.reason in _OTHERS else "build"
-        printed = {} if result is None or reason != "build" else {"stderr": result.stderr_text}
-        raise EvaluationFailure(
-            reason,
-            f"the build failed: {failure.message.replace('the evaluator', 'it', 1)}",
-            printed,
-            is_daemon_fault=failure.is_daemon_fault,
-        )
+    try:
+        await wait_despite_cancellation(build.cleanup_event, stop)
+    finally:
+        await threads.run_in_thread(remove_tree, root)
+    failure, result = build.details.failure or error, build.details.run_result
+    if failure is None:
+        return figures
+    reason = failure.reason if failure.reason in _OTHERS else "build"
+    printed = {} if result is None or reason != "build" else {"stderr": result.stderr_text}
+    raise EvaluationFailure(
+        reason,
+        f"the build failed: {failure.message.replace('the evaluator', 'it', 1)}",
+        printed,
+        is_daemon_fault=failure.is_daemon_fault,
+    )

@@ -463,17 +463,23 @@ class Run(ProcessProtocol):
             log.error(words, evaluation=self._details.log_name, error=error)  # noqa: TRY400
             what = f"the daemon could not read how the evaluator has ended: {error.strerror}"
             self.failure = self.failure or EvaluationFailure("lost", what)
-        self.usage = await self._ask(
-            limits.read_usage, self._process.resource_usage
-        ) or ResourceUsage(None, None)
-        self._add_waited_usage()
+        waited = self._process.resource_usage
+        self.usage = await self._ask(limits.read_usage, waited) or self.usage
+        if self.usage.cpu_seconds is None and waited is not None:  # no cgroup counts it
+            self.usage = attrs.evolve(self.usage, cpu_seconds=waited.ru_utime + waited.ru_stime)
         if self.failure is None and self.exit_status == EvaluatorExit(0):
             self.failure = limits.find_unnoticed_failure() or self._check_cpu()
         elif self.failure is None and self.exit_status is not None:
             self.failure = await self._ask(limits.check, True)
             if self.failure is None:
-                status = self.exit_status.status or 0
-                hint = await self._ask(self._find_command_hint, status, self.stderr_text)
+                hint = await self._ask(
+                    find_command_hint,
+                    self._details.request.evaluator_cmd,
+                    self.checkout.path,
+                    self._details.request.directory,
+                    self.exit_status.status or 0,
+                    self.stderr_text,
+                )
                 self.failure = self._explain_exit(self.exit_status, hint or "")
         self._unwatch_limits()
         self.run_ended.set_value(self)
@@ -495,12 +501,6 @@ class Run(ProcessProtocol):
             log.failure("defect: {question} of a run failed", question=question.__name__)
             return None
 
-    def _find_command_hint(self, status: int, stderr: str) -> str:
-        request = self._details.request
-        return find_command_hint(
-            request.evaluator_cmd, self.checkout.path, request.directory, status, stderr
-        )
-
     @property
     def stderr_text(self) -> str:
         """The tail of stderr, as text."""
@@ -521,12 +521,6 @@ class Run(ProcessProtocol):
     def result(self) -> RunResult:
         """The result so far."""
         return RunResult(self.exit_status, self.usage, self._stderr)
-
-    def _add_waited_usage(self) -> None:
-        """Use the processor time of wait4(2) if no cgroup counts it."""
-        usage, waited = self.usage, self._process.resource_usage
-        if usage.cpu_seconds is None and waited is not None:
-            self.usage = attrs.evolve(usage, cpu_seconds=waited.ru_utime + waited.ru_stime)
 
     def _with_stderr(self, error: EvaluationFailure) -> EvaluationFailure:
         return attrs.evolve(

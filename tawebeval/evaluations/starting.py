@@ -23,7 +23,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration, SlurmJobSettings
-from tawebeval.core.evaluations import Checkout, Commit, EvaluationState, TakeTree
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
 from tawebeval.core.events import (
     LOST_EVENT,
     EventRing,
@@ -33,7 +33,7 @@ from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.building import Build, BuildPlan, plan_build
+from tawebeval.evaluations.building import BuildPlan, build_tree, plan_build
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import (
@@ -271,21 +271,10 @@ class _Start:
         """Build and store a tree. Raises: EvaluationFailure, which others get that wait for it."""
         evaluation, context = self._evaluation, self._evaluation.context
 
-        async def build(take_tree: TakeTree) -> tuple[int, int]:
-            made = Build(evaluation, plan, checkout, take_tree)
-            try:
-                await context.worker_threads.run_in_thread(made.create_directory)
-            except (CancelledError, OSError):
-                await context.worker_threads.run_in_thread(made.remove_directory)
-                raise
-            log.info(
-                "{evaluation}: builds the tree as {build}",
-                build=made.evaluation.details.log_name,
-                **make_log_fields(evaluation.details),
-            )
-            start_in_background(made.evaluation, FairQueue(1))
-            return await made.finish()
+        def start(build: Evaluation) -> None:
+            start_in_background(build, FairQueue(1))
 
+        build = partial(build_tree, evaluation, plan, checkout, start)
         ended = context.builds[plan.key] = OneShotEvent()
         evaluation.build_state, failure = "running", None
         try:

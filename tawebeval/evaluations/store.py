@@ -12,7 +12,7 @@ The files, all of them closed to other users:
 
 PATH                            the database of SQLite, which adds PATH-wal and PATH-shm
 PATH.lock                       locked by the daemon that uses the database
-PATH.damaged-TIME               a database that was set aside: damaged, or of an old format
+PATH.damaged-TIME               a damaged database that was set aside
 """
 
 from __future__ import annotations
@@ -391,10 +391,6 @@ class DamagedRow(sqlite3.DatabaseError):
     """A row whose checksum is wrong, or which cannot be decoded."""
 
 
-class OldFormat(sqlite3.DatabaseError):
-    """A database of an earlier version, which this one cannot read."""
-
-
 def describe_database_error(error: sqlite3.Error | UnicodeDecodeError | OSError) -> SetupProblem:
     """Return the error and its remedy."""
     if isinstance(error, OSError):
@@ -501,10 +497,8 @@ class EvaluationStore:
                 )
             if version == 0:
                 connection.executescript(_SCHEMA)
-            elif version < 0:
-                raise sqlite3.DatabaseError(f"its format is {version}")
             elif version != STORE_FORMAT:
-                raise OldFormat(f"has the format {version} of an earlier version")
+                raise sqlite3.DatabaseError(f"its format is {version}")
             else:  # takes 0.1 s for 64 MiB
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
                 if found != "ok":
@@ -523,15 +517,13 @@ class EvaluationStore:
         for suffix in ("-wal", "-shm", ""):
             if os.path.exists(f"{self._path}{suffix}"):
                 os.rename(f"{self._path}{suffix}", f"{name}{suffix}")
-        is_old = isinstance(error, OldFormat)
-        why = what if is_old else f"is damaged ({what})"
         log.error(
-            "{path} {why}, and the daemon begins without its evaluations and links; the file is set"
-            " aside as {name}; what is left in it can be read by `sqlite3 {name} {command}`",
+            "{path} is damaged ({what}), and the daemon begins without its evaluations and links;"
+            " the file is set aside as {name}; what is left in it can be read by `sqlite3 {name}"
+            " .recover`",
             path=self._path,
-            why=why,
+            what=what,
             name=name,
-            command=".dump" if is_old else ".recover",
         )
         set_aside = sorted(self._path.parent.glob(f"{self._path.name}.damaged-*[0-9]"))
         for old in set_aside[:-MAX_DAMAGED_DATABASES]:

@@ -42,7 +42,7 @@ from tawebeval.deferreds import (
     run_in_background,
 )
 from tawebeval.errors import ForbiddenHost, InvalidField, format_size
-from tawebeval.linux.privileges import ReloadableFiles
+from tawebeval.linux.privileges import ReloadableFiles, find_secret_file
 from tawebeval.pinned_agent import (
     BytesProducer,
     CachedPolicyForHTTPS,
@@ -56,9 +56,9 @@ from tawebeval.pinned_agent import (
 )
 from tawebeval.webhooks.records import CallbackRecord, CallbackState, parse_callback_url
 from tawebeval.webhooks.signing import (
+    SECRETS_CREDENTIAL,
     SECRETS_SETTING,
     SigningSecrets,
-    find_secrets_file,
     read_signing_secrets,
 )
 from tawebeval_client.backoff import (
@@ -407,7 +407,7 @@ def make_callback_queue(
         time,
     )
     return CallbackQueue(
-        find_secrets_file(settings.secrets, environment),
+        find_secret_file(settings.secrets, SECRETS_CREDENTIAL, environment),
         sender,
         clock=reactor,
         random=random,

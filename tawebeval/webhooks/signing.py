@@ -17,7 +17,6 @@ import attrs
 from tawebeval.core.tokens import ANONYMOUS_CALLER, CALLER_NAME_PATTERN, read_uncommented_lines
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.privileges import (
-    find_secret_file,
     parse_text_file,
     warn_of_file_readable_by_others,
 )
@@ -27,7 +26,8 @@ _LINE = re.compile(rf"({CALLER_NAME_PATTERN.pattern}|\*)[ \t]+whsec_([A-Za-z0-9+
 _LEAST, _MOST = 24, 64  # bytes, by the specification
 
 SECRETS_SETTING = "callbacks.secrets"
-_CREDENTIAL = "callback-secrets"
+SECRETS_CREDENTIAL = "callback-secrets"
+"""The name of systemd's credential that has the secrets if the setting is empty."""
 
 
 @attrs.frozen
@@ -92,11 +92,3 @@ def read_signing_secrets(path: Path) -> SigningSecrets:
         raise ConfigurationError(f"{SECRETS_SETTING}: {error}") from None
     warn_of_file_readable_by_others(path, mode, SECRETS_SETTING)
     return found
-
-
-def find_secrets_file(configured: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the path of the secrets file: `configured`, or if that is empty systemd's credential.
-
-    None if there is neither. `environment` is that of the daemon.
-    """
-    return find_secret_file(configured, _CREDENTIAL, environment)

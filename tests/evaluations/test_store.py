@@ -612,16 +612,6 @@ class OpeningTests(StoreTestCase):
         self.assertIn("has the format 3; this tawebeval knows 2; install", str(error))
         self.assertEqual(self.set_aside(), [])
 
-    def test_older_format_is_set_aside_and_not_called_damaged(self) -> None:
-        self.reopen()
-        with closing(sqlite3.connect(self.path)) as connection:
-            connection.execute(f"PRAGMA user_version = {store_module.STORE_FORMAT - 1}")
-        found, (line,) = self.reopen()
-        self.assertEqual(found, [])
-        self.assertIn("has the format 1 of an earlier version, and the daemon begins", line)
-        (aside,) = self.set_aside()
-        self.assertIn(f"set aside as {aside}", line)
-
     def test_file_that_cannot_be_opened_stops_the_start(self) -> None:
         self.path.mkdir()
         error = self.assertRaises(ConfigurationError, self.open)

@@ -18,9 +18,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import ConfigurationError
+from tawebeval.linux.privileges import find_secret_file
 from tawebeval.webhooks.signing import (
+    SECRETS_CREDENTIAL,
     SigningSecrets,
-    find_secrets_file,
     parse_secrets,
     read_signing_secrets,
 )
@@ -152,10 +153,12 @@ class FindTests(SynchronousTestCase):
         folder = Path(self.mktemp()).absolute()
         folder.mkdir()
         environment = {"CREDENTIALS_DIRECTORY": str(folder)}
-        self.assertEqual(find_secrets_file("/x/y", environment), Path("/x/y"))
+        self.assertEqual(find_secret_file("/x/y", SECRETS_CREDENTIAL, environment), Path("/x/y"))
         for nowhere in (environment, {}):
-            self.assertIsNone(find_secrets_file("", nowhere))
+            self.assertIsNone(find_secret_file("", SECRETS_CREDENTIAL, nowhere))
         Path("callback-secrets").touch()  # where the daemon happens to be started
-        self.assertIsNone(find_secrets_file("", {}))
+        self.assertIsNone(find_secret_file("", SECRETS_CREDENTIAL, {}))
         (folder / "callback-secrets").write_text("")
-        self.assertEqual(find_secrets_file("", environment), folder / "callback-secrets")
+        self.assertEqual(
+            find_secret_file("", SECRETS_CREDENTIAL, environment), folder / "callback-secrets"
+        )
