@@ -48,6 +48,7 @@ from base64 import b64encode
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import attrs
@@ -266,63 +267,6 @@ WEBSOCKET_MESSAGES = StreamFraming(b"", encode_websocket_messages, b"", b"")
 BYTES_PER_TIMESTAMP = 16
 """Bytes of memory that a mark takes."""
 
-
-class EventTimes:
-    """Times of the events of one ring."""
-
-    __slots__ = ("_cursors", "_times")
-
-    def __init__(self) -> None:
-        self._cursors = array("Q")
-        self._times = array("q")
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of memory that all marks take, except the last: an empty ring has one, too."""
-        return BYTES_PER_TIMESTAMP * max(0, len(self._cursors) - 1)
-
-    def record_time(self, cursor: int, time: int) -> None:
-        """Add the time of the events after `cursor`, the newest."""
-        if not self._times or self._times[-1] != time:
-            self._cursors.append(cursor)
-            self._times.append(time)
-
-    def discard_times_before(self, cursor: int) -> None:
-        """Forget the times of the events before `cursor`."""
-        mark = self._find_mark(cursor)
-        del self._cursors[:mark]
-        del self._times[:mark]
-
-    def add_times_to_lines(
-        self, begin_cursor: int, batch: EventBatch, format_time: Callable[[float], str]
-    ) -> bytes:
-        r"""Return the lines of a batch that begins at `begin_cursor`, each with its `time`.
-
-        `format_time` gets seconds. Only the end of a line has `}` before `\n`.
-        """
-        lines, at = batch.lines, 0
-        first, end = begin_cursor, begin_cursor + batch.count
-        mark = self._find_mark(first)
-        parts = []
-        while first < end:
-            is_last = mark + 1 == len(self._cursors) or self._cursors[mark + 1] >= end
-            start = at
-            if is_last:
-                at, first = len(lines), end
-            else:
-                for _ in range(self._cursors[mark + 1] - first):
-                    at = lines.index(b"\n", at) + 1
-                first = self._cursors[mark + 1]
-            time = format_time(self._times[mark] / 1000).encode()
-            parts.append(lines[start:at].replace(b"}\n", b',"time":"%b"}\n' % time))
-            mark += 1
-        return b"".join(parts)
-
-    def _find_mark(self, cursor: int) -> int:
-        """Return the index of the mark of the event after `cursor`; 0 if there are no events."""
-        return max(0, bisect_right(self._cursors, cursor) - 1)
-
-
 _JOINED = 16 * 1024  # bytes up to which batches are joined: some 20 µs to walk over
 _LEAST_CUT = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
 _TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as many times
@@ -337,18 +281,22 @@ class EventRing:
     line_bytes: int = 0
     # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
     batches: list[EventBatch] = attrs.field(factory=list)
-    _times: EventTimes = attrs.field(factory=EventTimes)
+    # A mark for each change of the time: the cursor of its first event, and the time.
+    _mark_cursors: array[int] = attrs.field(factory=partial(array, "Q"))
+    _mark_times: array[int] = attrs.field(factory=partial(array, "q"))
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that the events take with their times."""
-        return self.line_bytes + self._times.memory_bytes
+        """Bytes of memory that the events take with their times, but the last time."""
+        return self.line_bytes + BYTES_PER_TIMESTAMP * max(0, len(self._mark_times) - 1)
 
     def append_batch(self, batch: EventBatch, time_ms: int) -> None:
         """Append a batch of this time, in milliseconds since the epoch."""
         if not batch.count:
             return
-        self._times.record_time(self.end_cursor, time_ms)
+        if not self._mark_times or self._mark_times[-1] != time_ms:
+            self._mark_cursors.append(self.end_cursor)
+            self._mark_times.append(time_ms)
         self.end_cursor += batch.count
         self.line_bytes += len(batch.lines)
         if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= _JOINED:
@@ -371,8 +319,7 @@ class EventRing:
         assert self.begin_cursor <= after_cursor <= self.end_cursor
         if format_time is not None:
             batch = self.read_events(after_cursor, min(max_bytes, _TIMED))
-            lines = self._times.add_times_to_lines(after_cursor, batch, format_time)
-            return EventBatch(batch.count, lines)
+            return self._add_times(after_cursor, batch, format_time)
         if after_cursor == self.end_cursor:
             return EMPTY_BATCH
         index, skipped = 0, after_cursor - self.begin_cursor
@@ -422,7 +369,37 @@ class EventRing:
             self.line_bytes -= len(discarded.lines)
             if rest.count:
                 self.batches.insert(0, rest)
-        self._times.discard_times_before(self.begin_cursor)
+        mark = self._find_mark(self.begin_cursor)
+        del self._mark_cursors[:mark]
+        del self._mark_times[:mark]
+
+    def _add_times(
+        self, begin_cursor: int, batch: EventBatch, format_time: Callable[[float], str]
+    ) -> EventBatch:
+        r"""Return a batch that begins at `begin_cursor`, each event with its `time`.
+
+        Only the end of a line has `}` before `\n`.
+        """
+        lines, at = batch.lines, 0
+        first, end = begin_cursor, begin_cursor + batch.count
+        mark = self._find_mark(first)
+        parts = []
+        while first < end:
+            start, marks = at, self._mark_cursors
+            if mark + 1 == len(marks) or marks[mark + 1] >= end:
+                at, first = len(lines), end
+            else:
+                for _ in range(marks[mark + 1] - first):
+                    at = lines.index(b"\n", at) + 1
+                first = marks[mark + 1]
+            time = format_time(self._mark_times[mark] / 1000).encode()
+            parts.append(lines[start:at].replace(b"}\n", b',"time":"%b"}\n' % time))
+            mark += 1
+        return EventBatch(batch.count, b"".join(parts))
+
+    def _find_mark(self, cursor: int) -> int:
+        """Return the index of the mark of the event after `cursor`; 0 if there are no events."""
+        return max(0, bisect_right(self._mark_cursors, cursor) - 1)
 
 
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024

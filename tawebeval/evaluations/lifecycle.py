@@ -374,12 +374,8 @@ def format_state_line(details: EvaluationDetails, after: float) -> tuple[str, di
     The state before has lasted `after` seconds.
     """
     fields: dict[str, Any] = {**make_log_fields(details), "after": after}
-    words, limits, result = "{evaluation}: {state} after {after:.3f} s", details.limits, None
-    if details.state is EvaluationState.RUNNING and limits is not None:
-        words += "; limits: {wall_clock:g} s, {cpu} s of processor time, "
-        words += f"{format_size(limits.memory)} of memory"
-        fields.update(wall_clock=limits.wall_clock, cpu=limits.cpu, memory=limits.memory)
-    elif details.state not in (EvaluationState.DRAINED, EvaluationState.EXPIRED):
+    words, result = "{evaluation}: {state} after {after:.3f} s", None
+    if details.state not in (EvaluationState.DRAINED, EvaluationState.EXPIRED):
         result = details.run_result  # None before the end, as the failure
         if details.failure is not None:
             words += ": {reason}: {failure}"

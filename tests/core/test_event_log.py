@@ -21,7 +21,6 @@ from tawebeval.core.events import (
     EventPage,
     EventRing,
     EventsEvicted,
-    EventTimes,
     SegmentSource,
     encode_data_event,
     encode_text_events,
@@ -55,37 +54,23 @@ def to_ms(seconds: float) -> str:
     return f"{seconds * 1000:.0f}"
 
 
-class EventTimesTests(SynchronousTestCase):
+class TimeTests(SynchronousTestCase):
     def test_each_event_has_the_time_of_its_write(self) -> None:
-        times = EventTimes()
-        for cursor, time in ((0, 5), (2, 5), (3, 7), (4, 6)):
-            times.record_time(cursor, time)
+        ring = EventRing()
+        for count, time in ((2, 5), (1, 5), (1, 7), (2, 6)):
+            ring.append_batch(batch_of(count), time)
         expected = ["5", "5", "5", "7", "6", "6"]
         for first in range(6):
-            for last in range(first, 7):
-                lines = times.add_times_to_lines(first, batch_of(last - first), to_ms)
-                self.assertEqual(timed(lines), expected[first:last])
+            ring.acknowledge(first // 2)
+            self.assertEqual(timed(ring.read_events(first, PLENTY, to_ms).lines), expected[first:])
 
     def test_apart_from_its_time_an_event_stays_as_it_is_byte_by_byte(self) -> None:
-        times = EventTimes()
-        times.record_time(0, 1)
+        ring = EventRing()
         batch = encode_data_event(b'{"a" : 1.50}') + encode_text_events(b'}\n"}\n')
-        lines = times.add_times_to_lines(0, batch, to_ms)
+        ring.append_batch(batch, 1)
+        lines = ring.read_events(0, PLENTY, to_ms).lines
         self.assertEqual(lines.replace(b',"time":"1"', b""), batch.lines)
         self.assertEqual(lines.count(b',"time":"1"'), batch.count)
-
-    def test_all_times_but_one_count_as_memory(self) -> None:
-        times = EventTimes()
-        self.assertEqual(times.memory_bytes, 0)
-        for cursor in range(100):
-            times.record_time(cursor, cursor)
-            self.assertEqual(times.memory_bytes, cursor * BYTES_PER_TIMESTAMP)
-        for oldest in range(99):
-            times.discard_times_before(oldest)
-            self.assertLessEqual(times.memory_bytes, 2 * (99 - oldest) * BYTES_PER_TIMESTAMP)
-            self.assertEqual(timed(times.add_times_to_lines(99, batch_of(1), to_ms)), ["99"])
-        times.discard_times_before(100)
-        self.assertEqual(times.memory_bytes, 0)
 
     @given(
         st.lists(
