@@ -97,14 +97,16 @@ class Evaluation:
     final_state: EvaluationState | None = None
     event_bytes: int = 0
     is_row_deleted: bool = False
+    _clock_offset: float = 0.0  # the time of day less that of the boot clock, in seconds
     _since: float = 0.0  # when its state began, in seconds of the clock
     _told_state: EvaluationState | None = None  # before an end that is not told yet
 
     def __attrs_post_init__(self) -> None:
         context, details = self.context, self.details
-        if details.clock_offset is None:
-            details.clock_offset = context.read_wall_clock() - context.read_boot_clock()
-        times, now = details.state_times, self.read_clock()
+        times = details.state_times
+        # The clock may have been set back since an earlier process.
+        now = max((context.read_wall_clock(), *times.values()))
+        self._clock_offset = now - context.read_boot_clock()
         begun = times.get(details.state.value, times.get("created", now))
         self._since = context.clock.seconds() - max(0.0, now - begun)
         self.events = EvaluationEvents(
@@ -119,8 +121,7 @@ class Evaluation:
 
     def read_clock(self) -> float:
         """Return the time, in seconds since the epoch, as if the clock was not set meanwhile."""
-        assert self.details.clock_offset is not None, "set with the context"
-        return self.context.read_boot_clock() + self.details.clock_offset
+        return self.context.read_boot_clock() + self._clock_offset
 
     @property
     def limits(self) -> LimitSettings:

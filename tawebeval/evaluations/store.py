@@ -132,7 +132,6 @@ class EvaluationDetails:
       the end; `has_kept_submission`: whether they are there.
     - `state_times`: when each state began, and the keys `created` and `ended`, in seconds since the
       epoch.
-    - `clock_offset`: the time of day at acceptance less that of the boot clock, in seconds.
     - `limits`, `environment`: those of the run; None before the start.
     - `result_summary`: what the evaluator has reported, None before the start.
     - `run_result`: set when the evaluator has ended.
@@ -165,7 +164,6 @@ class EvaluationDetails:
     state: EvaluationState = EvaluationState.QUEUED
     caller: str = ANONYMOUS_CALLER
     state_times: dict[str, float] = attrs.field(factory=dict)
-    clock_offset: float | None = None
     idempotency_key: str | None = None
     form_digest: bytes = b""
     upload_directory: Path | None = None

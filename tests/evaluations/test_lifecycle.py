@@ -131,10 +131,6 @@ class StoryTests(EvaluationTestCase):
         object.__setattr__(self.evaluation.context, "read_wall_clock", lambda: next(times))
         self.begin()
         self.world.clock.advance(10)
-        found, first = self.evaluation.make_row(), self.evaluation
-        found.state = EvaluationState.QUEUED
-        later = Evaluation(found, first.workspace, first.context)
-        self.assertEqual(later.read_clock(), EPOCH + 10)
         self.world.end()
         self.assertEqual([event.get("after") for event in self.events], [None, 0, 0, 10])
         self.assertEqual(
@@ -144,6 +140,18 @@ class StoryTests(EvaluationTestCase):
             ],
             [EPOCH, EPOCH, EPOCH, EPOCH + 10],
         )
+
+    def test_times_go_on_after_a_reboot_and_never_go_back(self) -> None:
+        self.begin()
+        first, row = self.evaluation, self.evaluation.make_row()
+        for wall, expected in ((EPOCH + 1000, EPOCH + 1000), (50.0, EPOCH)):
+            context = attrs.evolve(
+                first.context,
+                read_wall_clock=lambda wall=wall: wall,
+                read_boot_clock=lambda: 3.0,
+            )
+            later = Evaluation(attrs.evolve(row), first.workspace, context)
+            self.assertEqual(later.read_clock(), expected)
 
     def test_log_has_no_identifier(self) -> None:
         self.evaluation.details.identifier = "z" * 40

@@ -84,7 +84,6 @@ evaluation_rows = st.builds(
     st.sampled_from(EvaluationState),
     names,
     st.dictionaries(names, seconds, max_size=4),
-    clock_offset=st.none() | seconds,
     upload_directory=st.none() | paths,
     should_keep_submission=st.booleans(),
     is_forgotten=st.booleans(),
