@@ -354,22 +354,6 @@ class WantedFileTests(SynchronousTestCase):
         self.assertIs(parser.awaited_file, None)
         self.assertEqual(decode(parser.finish()), ["\n"])
 
-    def test_finish_with_a_wanted_file_is_a_mistake(self) -> None:
-        parser = SegiParser(MARKERS)
-        parser.feed(self.block + b"~DB\n1\n~DE\n")
-        self.assertRaises(AssertionError, parser.finish)
-        parser.refuse_file("no")
-        parser.finish()
-
-    def test_finish_with_pending_input_is_a_mistake(self) -> None:
-        parser = SegiParser(MARKERS)
-        parser.feed(b"\n" * 40_000)
-        self.assertTrue(parser.has_pending_input)
-        self.assertRaises(AssertionError, parser.finish)
-
-    def test_supply_without_a_wanted_file_is_a_mistake(self) -> None:
-        self.assertRaises(AssertionError, SegiParser(MARKERS).supply_file, b"")
-
 
 class FlushTests(SynchronousTestCase):
     def test_line_without_its_terminator_waits_for_flush(self) -> None:

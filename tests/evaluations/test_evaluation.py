@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -647,25 +646,6 @@ class StopTests(SlowTestCase):
         self.world.turn()
         threads.finish()
         self.assert_over(EvaluationState.CANCELLED, "cancelled", "last words")
-
-    def test_only_the_first_reason_counts(self) -> None:
-        for prepare in self.states():
-            self.setUp()
-            prepare()
-            self.begin()
-            self.stop()
-            self.stop(EvaluationFailure("shutdown", "too late"))
-            for child in self.world.spawn.children:
-                child.end(signal=signal.SIGTERM)
-            self.assert_over(EvaluationState.CANCELLED, "cancelled")
-
-    def states(self) -> list[Callable[[], None]]:
-        """Return what makes an evaluation be queued, fetching or running when it begins."""
-        return [
-            lambda: setattr(self.slot, "shut", True),
-            lambda: setattr(self.world.repositories.gate, "shut", True),
-            lambda: None,
-        ]
 
 
 class CleanUpTests(SlowTestCase):

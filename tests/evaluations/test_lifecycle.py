@@ -21,8 +21,6 @@ from tawebeval.core.form import (
     TEXT_FIELD_SIZE_LIMITS,
     Repository,
     SubmissionFile,
-    pack_request,
-    unpack_request,
 )
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
@@ -290,19 +288,6 @@ class MemoryTests(EvaluationTestCase):
         self.assertLess(len(message), 400)
         self.assertLess(self.texts(), KEPT + len(message) + 3 * USUAL)
 
-    def test_packed_form_is_what_was_sent(self) -> None:
-        self.assertEqual(self.evaluation.details.request.submission, files())
-        request = self.evaluation.details.request
-        self.assertEqual(unpack_request(pack_request(request)), request)
-        self.begin()
-        self.assertEqual(list(self.world.child.argv)[-1], largest("evaluator_cmd"))
-        self.assertEqual(
-            [name for name in self.world.child.environment if name.startswith("SUBMISSION_")],
-            [f"SUBMISSION_FILE_{file.field.upper()}" for file in files()],
-        )
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
-
 
 class StatusTests(EvaluationTestCase):
     def status(self, position: int | None = None) -> dict[str, Any]:
@@ -390,21 +375,6 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["usage"]["cpu_seconds"], used)
         self.assertEqual(document["running"], "2023-11-14T22:13:20.000+00:00")
         self.assertEqual(document["ended"], "2023-11-14T22:13:21.500+00:00")
-
-    def test_failed_status_has_the_error(self) -> None:
-        self.begin()
-        self.world.child.end(3)
-        self.world.turn()
-        document = self.status()
-        self.assertEqual(document["state"], "failed")
-        self.assertEqual(document["exit"], {"status": 3, "signal": None})
-        self.assertEqual(
-            document["error"],
-            {
-                "reason": "exit",
-                "message": "the evaluator exited with status 3; it printed nothing",
-            },
-        )
 
     def test_evaluation_that_never_ran_has_neither_exit_nor_usage(self) -> None:
         self.slot.shut = True

@@ -58,14 +58,6 @@ class EndTests(RunTestCase):
         self.assertEqual(failure.extra_members, {"status": 3, "stderr": "no such file\n"})
         self.assertIn("status 3", failure.message)
 
-    def test_signal_of_a_stranger_is_the_failure_exit(self) -> None:
-        self.child.end(signal=signal.SIGSEGV)
-        self.assert_over(number=signal.SIGSEGV)
-        failure = self.failure
-        self.assertEqual(failure.reason, "exit")
-        self.assertEqual(failure.extra_members, {"signal": 11, "stderr": ""})
-        self.assertIn("signal 11 (Segmentation fault)", failure.message)
-
     def test_output_in_the_pipes_at_the_exit_counts(self) -> None:
         self.orphans.shut = True
         self.child.exit(1)
@@ -75,13 +67,6 @@ class EndTests(RunTestCase):
         self.assert_over(status=1)
         self.assertEqual(self.failure.extra_members["stderr"], "last words")
         self.assertEqual(self.text(), "late")
-
-    def test_group_is_killed_when_its_process_exits(self) -> None:
-        self.turn()
-        self.assertEqual(self.child.group_signals, [])
-        self.child.end()
-        self.assertEqual(self.child.group_signals, [signal.SIGKILL])
-        self.assertEqual(self.child.signals, [])
 
     def test_processes_that_cannot_be_killed_are_left_to_the_clean_up(self) -> None:
         self.sandboxed.unkillable = [OSError(errno.EMFILE, "no way")]
@@ -572,15 +557,6 @@ class LostOutputTests(RunTestCase):
         self.child.end(0)
         self.assert_over(status=0)
         self.assertEqual(self.failure.reason, "lost")
-        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-
-    def test_stopped_run_keeps_its_reason(self) -> None:
-        self.run_.stop(CANCELLED)
-        self.break_(SegiParser, "feed")
-        self.child.print(b"bad\n")
-        self.child.end(0)
-        self.assert_over(status=0)
-        self.assertIs(self.run_.failure, CANCELLED)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_full_disk_ends_the_run_with_its_message(self) -> None:
