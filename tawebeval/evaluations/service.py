@@ -393,8 +393,8 @@ class EvaluationRegistry:
     def _keep_ended(self, evaluation: Evaluation) -> None:
         """Keep an evaluation with only its events, and perhaps its files, left."""
         try:
-            evaluation.events.close_files()
             self.records.note_evaluation_end(evaluation)
+            evaluation.events.close_files()
             self.submissions.handle_evaluation_end(evaluation)
             evaluation.save()
         finally:
