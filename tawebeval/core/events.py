@@ -5,14 +5,8 @@ has lines, each a complete JSON object that ends with `\n`. JSON escapes every o
 page is a join, a JSON Lines stream is the bytes as they are, and counting or cutting a batch is
 `bytes.count` and `bytes.find`.
 
-Encoding text line by line in Python would be the daemon's most expensive work. `encode_text_events`
-encodes a whole block of lines with one call of `orjson`: it replaces each line terminator by a
-character that the block does not contain, and after encoding replaces this character by the
-text that ends one event, writes the terminator's own event and begins the next event.
-
-A `StreamFraming` frames a batch as a whole, without parsing its events. JSON Lines are sent as they
-are. Server-sent events (HTML standard, section 9.2) get a field name before each event and the
-cursor after it. WebSocket messages (RFC 6455, section 5.2) get a header with their length.
+Text is encoded by the block and not by the line (docs/design/core.md). A `StreamFraming` frames a
+batch as a whole, without parsing its events.
 
 Events are numbered from 0. A *cursor* is a place between two events: cursor n lies before event n.
 The log holds the events from `begin_cursor` to `end_cursor`; an acknowledgement discards those
@@ -225,7 +219,8 @@ class StreamFraming:
 def encode_server_sent_events(begin_cursor: int, batch: EventBatch) -> bytes:
     """Return a batch as server-sent events, each with the cursor after it as its `id`.
 
-    Server-sent events also end a line at a carriage return, which JSON has only between values.
+    Server-sent events (HTML standard, section 9.2) also end a line at a carriage return, which JSON
+    has only between values.
     """
     if not batch.count:
         return b""
@@ -235,7 +230,7 @@ def encode_server_sent_events(begin_cursor: int, batch: EventBatch) -> bytes:
 
 
 def encode_websocket_messages(begin_cursor: int, batch: EventBatch) -> bytes:
-    """Return a batch as text messages of a WebSocket server, one for each event."""
+    """Return a batch as text messages of a WebSocket server, one for each event (RFC 6455)."""
     frames = []
     for event in batch.lines.split(b"\n")[: batch.count]:
         length = len(event)
