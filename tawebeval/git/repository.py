@@ -451,20 +451,11 @@ class GitServers:
 
         The same limits hold as for a fetch. Raises: EvaluationFailure.
         """
-        branch = repository.branch
-        words = f"the question for the branch {branch!r} of the repository"
-        found = await self._limits.finish_in_time(self.find_branch(repository, credential), words)
-        if found is None:
-            raise EvaluationFailure(
-                "repository",
-                f"the repository has no branch {branch!r}; push it, or name another branch",
-            )
-        return found
+        words = f"the question for the branch {repository.branch!r} of the repository"
+        asking = self._ask_for_branch(repository, credential)
+        return await self._limits.finish_in_time(asking, words)
 
-    async def find_branch(
-        self, repository: Repository, credential: Credential | None
-    ) -> str | None:
-        """Return the OID of the branch, None without one. Raises: EvaluationFailure."""
+    async def _ask_for_branch(self, repository: Repository, credential: Credential | None) -> str:
         ref = f"refs/heads/{repository.branch}"
         route, login = await self.find_route(repository.url, credential)
         # Without a repository, which might be fetched into, evicted or removed meanwhile.
@@ -483,7 +474,13 @@ class GitServers:
             raise _make_git_failure(explain_fetch_failure(result.stderr), result)
         # git also lists other refs that end in this name.
         found = re.search(rf"^([0-9a-f]{{40}})\t{re.escape(ref)}$", result.stdout, re.MULTILINE)
-        return found and found[1]
+        if found is None:
+            raise EvaluationFailure(
+                "repository",
+                f"the repository has no branch {repository.branch!r}; push it, or name another"
+                " branch",
+            )
+        return found[1]
 
     async def find_route(
         self, url: str, credential: Credential | None
