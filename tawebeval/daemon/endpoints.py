@@ -120,8 +120,6 @@ def is_local_endpoint(endpoint: str) -> bool | None:
     None: only the operator knows, since somebody else opens the socket.
     """
     kind, *arguments = _PARTS.findall(endpoint) or [""]
-    if kind == "haproxy":  # a prefix of another endpoint
-        return is_local_endpoint(endpoint.partition(":")[2])
     if kind in ("systemd", "fd"):
         return None
     interface = ""

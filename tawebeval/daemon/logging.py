@@ -174,16 +174,14 @@ def open_log(
 ) -> LogWriter | None:
     """Return the writer of the log to the file that the options of twistd name, or to stdout.
 
-    None without options, with `--syslog` or `--logger`, and for stdout of a background daemon.
+    None without options, and with `--syslog` or `--logger`.
     """
     if options is None or options.get("logger") or options.get("syslog"):
         return None
-    name = options.get("logfile") or ""
-    if options["nodaemon"] and name in ("", "-"):
-        return open_stream_log(settings, sys.stdout, environment)
+    name = options.get("logfile") or ("-" if options["nodaemon"] else "twistd.log")
     if name == "-":
-        return None
-    file = open(name or "twistd.log", "a", encoding="utf-8")
+        return open_stream_log(settings, sys.stdout, environment)
+    file = open(name, "a", encoding="utf-8")
     line = format_json if settings.format == "json" else format_text
     return LogWriter(file, line, settings.level)
 

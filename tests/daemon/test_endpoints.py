@@ -33,7 +33,6 @@ class ExposureTests(SynchronousTestCase):
             r"tcp6:8080:interface=\:\:1",
             r"tcp:8080:interface=\:\:1",
             "ssl:443:interface=127.0.0.1:privateKey=/x",
-            "haproxy:tcp:8080:interface=127.0.0.1",
             "tcp:8080:interface=0.0.0.0:interface=127.0.0.1",
             "unix:/run/x",
         ):
@@ -55,7 +54,7 @@ class ExposureTests(SynchronousTestCase):
             "tcp:8080:127.0.0.1",
             r"tcp6:8080:interface=\:\:",
             "tcp6:8080",
-            "haproxy:tcp:8080",
+            "haproxy:tcp:8080:interface=127.0.0.1",
             "tcp:8080:interface=127.0.0.1:interface=0.0.0.0",
             r"tcp:8080:interface=127.0.0.1:inter\face=0.0.0.0",
             r"tcp:8080:interface\=127.0.0.1",
