@@ -131,40 +131,30 @@ class ConnectionPhase(Enum):
 
 @attrs.define(eq=False)
 class Deadline:
-    """A call of `on_timeout`, unless something happens before; a new one replaces it.
-
-    A call of the reactor stays when its deadline is cancelled, and serves the next one: each
-    request has two.
-    """
+    """A call in some seconds, unless it is cancelled before; a new one replaces it."""
 
     clock: IReactorTime
-    on_timeout: Callable[[], object] | None = None
     _call: IDelayedCall | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the call is to come."""
+        return self._call is not None
 
     def set(self, seconds: float, on_timeout: Callable[[], object]) -> None:
         """Call `on_timeout` in `seconds` seconds."""
-        self.on_timeout = on_timeout
-        if self._call is None:
-            self._call = self.clock.callLater(seconds, self._on_due)
-        else:
-            self._call.reset(seconds)
+        self.cancel()
+        self._call = self.clock.callLater(seconds, self._on_due, on_timeout)
 
     def cancel(self) -> None:
         """Call nothing."""
-        self.on_timeout = None
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
 
-    def close(self) -> None:
-        """Call nothing, and leave nothing to the reactor."""
-        self.on_timeout = None
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
-
-    def _on_due(self) -> None:
+    def _on_due(self, on_timeout: Callable[[], object]) -> None:
         self._call = None
-        on_timeout, self.on_timeout = self.on_timeout, None
-        if on_timeout is not None:
-            on_timeout()
+        on_timeout()
 
 
 TWISTED_PRIVATE_NAMES = (
@@ -279,8 +269,8 @@ class ApiChannel(HTTPChannel):
         """Count one connection less, cancel its deadlines and drop the answered request."""
         self.site.remove_connection(self, self._address_group)
         self.phase = ConnectionPhase.CLOSED
-        self._read_deadline.close()
-        self._write_deadline.close()
+        self._read_deadline.cancel()
+        self._write_deadline.cancel()
         if self._answered is not None:
             self.requests.remove(self._answered)
             self._answered = None
@@ -293,15 +283,15 @@ class ApiChannel(HTTPChannel):
                 self._end_websocket()
             return
         self.phase = ConnectionPhase.CLOSED
-        self._read_deadline.close()
-        if self._write_deadline.on_timeout is None:
+        self._read_deadline.cancel()
+        if not self._write_deadline.is_set:
             self._write_deadline.set(self._compute_write_timeout(), self.forceAbortClient)
         super().loseConnection()
 
     def forceAbortClient(self) -> None:
         """Abort the connection and drop what is unsent."""
         self.phase = ConnectionPhase.CLOSED
-        self._read_deadline.close()
+        self._read_deadline.cancel()
         # All transports have it, though ITransport does not.
         self.transport.abortConnection()  # type: ignore[union-attr]
 
@@ -317,7 +307,7 @@ class ApiChannel(HTTPChannel):
         if is_tls or not IHalfCloseableDescriptor.providedBy(self.transport):
             self.loseConnection()
             return
-        self._read_deadline.close()
+        self._read_deadline.cancel()
         self._write_deadline.set(timeout, on_timeout or self.forceAbortClient)
         self.phase = ConnectionPhase.CLOSED
         self.clearLineBuffer()
@@ -494,7 +484,7 @@ class ApiChannel(HTTPChannel):
         self._list_transports()[-1].bufferSize = size
 
     def _list_transports(self) -> list[Any]:
-        """Return the transport, and those below it: of the PROXY protocol, of TLS, of TCP."""
+        """Return the transport, and those below it: of TLS, of TCP."""
         found: list[Any] = [self.transport]
         while isinstance(found[-1], ProtocolWrapper):
             found.append(found[-1].transport)
