@@ -35,9 +35,8 @@ with `request`; most have `name`, which is the path of the directory.
 
 A request with `id`, an integer, is answered; the answer repeats `id`. An overlay's top is a
 descriptor (SCM_RIGHTS). The answer to a request that fails has `error`, a text, `errno` and
-`path`, each may be null, and `step`: "mount", if the overlay could not be mounted, or "start". A
-notice is a message with `notice`, the name, and the members of the file `exit`, or with
-`is_unknown`.
+`path`; each may be null. A notice is a message with `notice`, the name, and the members of the file
+`exit`, or with `is_unknown`.
 
 `start_time` is the 22nd field of proc(5)'s stat: with `pid` it names one process of this boot.
 `mount_problem` is why no overlay can be mounted, null if it can. To mount them the starter is in a
@@ -120,8 +119,6 @@ MAX_SLOW_READ_SECONDS = 0.25
 """Seconds of processor time that slow reads of one program's output may take."""
 OOM_SCORE_ADJ = 500
 """What programs have, so that the kernel kills them before others (proc(5))."""
-MOUNT, START = "mount", "start"
-"""The steps of a start that can fail."""
 
 _SLOW = 0.005  # seconds of processor time, a hundred times as long as a read takes
 _INTEGER_BYTES = 4  # of a descriptor in a message
@@ -776,13 +773,12 @@ class Starter:
             broker.refuse_connections()
 
 
-def _describe_error(error: OSError, step: str = START) -> dict[str, Any]:
+def _describe_error(error: OSError) -> dict[str, Any]:
     path = error.filename
     return {
         "error": str(error.strerror or error),
         "errno": error.errno,
         "path": os.fsdecode(path) if isinstance(path, (str, bytes)) else None,
-        "step": step,
     }
 
 
@@ -863,20 +859,17 @@ def _execute_program(
     specification: LaunchSpec, outputs: Sequence[int], report: socket.socket
 ) -> None:
     """Become a program; if that fails the report has the error."""
-    step = START
     try:
         entries = _open_procs_files(specification)
         tops = []
         if specification.layers:
-            step = MOUNT
             tops.append(mount_overlay(specification.layers))
-            step = START
         _take_place(specification, entries, outputs)
         told = {"start_time": int(read_stat("self")[19])}
         socket.send_fds(report, [json.dumps(told).encode()], tops)
         _execute(specification)
     except OSError as error:
-        report.send(json.dumps(_describe_error(error, step)).encode())
+        report.send(json.dumps(_describe_error(error)).encode())
 
 
 def _execute_broker(name: str, broker: Broker, mounts: int | None) -> None:
@@ -940,16 +933,23 @@ def _execute(specification: LaunchSpec) -> None:
 
 
 def mount_overlay(layers: Sequence[str]) -> int:
-    """Mount an overlay over its upper directory, for this process alone; return its top."""
-    call_libc("unshare", _CLONE_NEWNS)
+    """Mount an overlay over its upper directory, for this process alone; return its top.
+
+    Raises: OSError, which says that it is of an overlay.
+    """
     # By descriptors: no character of a path means anything, and evaluators learn no path.
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    opened = [os.open(path, flags) for path in layers]
-    options = _OVERLAY.format(*(f"/proc/self/fd/{descriptor}" for descriptor in opened))
     place = os.fsencode(layers[1])
     how = _MS_NOSUID | _MS_NODEV
-    call_libc("mount", b"overlay", place, b"overlay", how, options.encode())
-    return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        call_libc("unshare", _CLONE_NEWNS)
+        opened = [os.open(path, flags) for path in layers]
+        options = _OVERLAY.format(*(f"/proc/self/fd/{descriptor}" for descriptor in opened))
+        call_libc("mount", b"overlay", place, b"overlay", how, options.encode())
+        return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        what = f"an overlay cannot be mounted: {error.strerror}"
+        raise OSError(error.errno, what, error.filename) from None
 
 
 def enter_user_namespace(more: int = 0) -> None:

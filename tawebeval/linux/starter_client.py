@@ -85,10 +85,6 @@ _TIMEOUT = struct.pack("ll", ANSWER_TIMEOUT, 0)  # seconds and microseconds
 log = Logger()
 
 
-class OverlayMountError(OSError):
-    """The failure to mount an overlay."""
-
-
 @attrs.frozen
 class StartedProgram:
     """A program that the starter has started; `directory` has its files, and is its name.
@@ -249,7 +245,7 @@ class StarterClient:
         """Start a program whose files are in `directory`, which is made. Blocks.
 
         `layers` are those of `LaunchSpec`. The caller closes the descriptor of the overlay. Raises:
-        OSError, if the program cannot be started; OverlayMountError, if that is for the overlay.
+        OSError, if the program cannot be started.
         """
         directory.mkdir(mode=0o700, exist_ok=True)
         launch = launch._replace(layers=list(map(str, layers)))
@@ -488,8 +484,7 @@ def _ask(
     while "id" not in answer:
         answer, received = _receive(connection)
     if "error" in answer:
-        kind = OverlayMountError if answer["step"] == starter.MOUNT else OSError
-        raise kind(answer["errno"], answer["error"], answer["path"])
+        raise OSError(answer["errno"], answer["error"], answer["path"])
     return answer, received
 
 

@@ -23,7 +23,6 @@ from tawebeval.linux.filetree import (
     mentions_disk_full,
     remove_tree,
 )
-from tawebeval.linux.starter_client import OverlayMountError
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
     NETWORK_FILES,
@@ -233,8 +232,6 @@ def probe_bubblewrap(
             ended = trees.starter.wait_for_program(workspace.output_directory, PROBE_TIMEOUT)
             problem = _judge(*ended)
             untouched = whole.read_text() == _WHOLE
-        except OverlayMountError as error:
-            return SetupProblem(f"an overlay cannot be mounted: {error.strerror}", _MEND)
         except TimeoutError as error:
             return SetupProblem(f"a sandbox without an evaluator: {error.strerror}", _MEND)
         except OSError as error:

@@ -336,7 +336,7 @@ class WritableTrees:
 
         `copies_tree`: whether the tree is a copy even where overlays work. Copying blocks the
         longer the larger the checkout is. The caller closes the top of the overlay, if
-        there is one. Raises: OSError; OverlayMountError, if the overlay cannot be mounted.
+        there is one. Raises: OSError.
         """
         layers: Sequence[Path] = ()
         if self.overlay_problem is None and not copies_tree:

@@ -29,7 +29,6 @@ from tawebeval.linux.child import has_process_ended
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
-    OverlayMountError,
     ProgramState,
     StarterClient,
     pack_program,
@@ -182,17 +181,18 @@ class StartTests(StarterCase):
         folder = self.starter.directory
         layers = (folder / "none",) * 3
         true = LaunchSpec(["/bin/true"], {}, "/")
-        for launch, overlay, kind, path in (
-            (LaunchSpec(["/none"], {}, "/"), (), OSError, "/none"),
-            (LaunchSpec(["/bin/true"], {}, "/none"), (), OSError, "/none"),
-            (true, layers, OverlayMountError, str(folder / "none")),
-            (sh("", procs_files=["/none/procs"]), (), OSError, "/none/procs"),
-            (sh("", descriptors=[{"read": "/none"}]), (), OSError, "/none"),
+        for launch, overlay, path in (
+            (LaunchSpec(["/none"], {}, "/"), (), "/none"),
+            (LaunchSpec(["/bin/true"], {}, "/none"), (), "/none"),
+            (true, layers, str(folder / "none")),
+            (sh("", procs_files=["/none/procs"]), (), "/none/procs"),
+            (sh("", descriptors=[{"read": "/none"}]), (), "/none"),
         ):
             error = self.assertRaises(
-                kind, self.client.start_program, self.locate(), launch, overlay
+                OSError, self.client.start_program, self.locate(), launch, overlay
             )
             self.assertEqual((error.errno, error.filename), (errno.ENOENT, path))
+            self.assertEqual("an overlay cannot be mounted" in str(error), bool(overlay))
             self.assertEqual(self.client.list_programs(), set())
         self.assertEqual(self.run_program(true), (0, b""))
 

@@ -18,7 +18,7 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.config import SandboxSettings as Settings
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux.starter import LaunchSpec
-from tawebeval.linux.starter_client import OverlayMountError, StartedProgram, StarterClient
+from tawebeval.linux.starter_client import StartedProgram, StarterClient
 from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
@@ -275,13 +275,14 @@ class TreesTests(SandboxesTestCase):
         def refuse(trees: FakeTrees, *arguments: Any, **options: bool) -> Any:
             started = start(trees, *arguments, **options)
             if trees.overlay_problem is None:
-                raise OverlayMountError(22, "Invalid argument", "/of/the/trial")
+                raise OSError(22, "an overlay cannot be mounted: Invalid argument")
             return started
 
         self.patch(FakeTrees, "start_program", refuse)
         self.assertIsNone(self.try_it())
         self.assertEqual(
-            self.trees.overlay_problem, "an overlay cannot be mounted: Invalid argument"
+            self.trees.overlay_problem,
+            "[Errno 22] an overlay cannot be mounted: Invalid argument",
         )
         self.assertEqual(len(self.trees.made), 2)
 
