@@ -151,17 +151,19 @@ class Findings:
             return "differs", self.failure
         if expected.goals is not None:
             return ("ok" if self.goals == expected.goals else "differs"), ""
-        if expected.permitted is None and expected.required is None and expected.score is None:
+        permitted, required, score = expected.permitted, expected.required, expected.score
+        if permitted is None and required is None and score is None:
             return "unknown", "the package does not say what to expect"
-        fits = [bool(self.verdicts)]
-        if expected.permitted is not None:
-            fits.append(set(self.verdicts) <= set(expected.permitted))
-        if expected.required is not None:
-            fits.append(not set(self.verdicts).isdisjoint(expected.required))
-        if expected.score is not None:
-            low, high = expected.score
-            fits.append(self.score is not None and low - 1e-6 <= self.score <= high + 1e-6)
-        return ("ok", "") if all(fits) else ("differs", self.message)
+        verdicts = {*self.verdicts}
+        fits = (
+            bool(verdicts)
+            and (permitted is None or verdicts <= {*permitted})
+            and (required is None or not verdicts.isdisjoint(required))
+        )
+        if score is not None:
+            low, high = score
+            fits = fits and self.score is not None and low - 1e-6 <= self.score <= high + 1e-6
+        return ("ok", "") if fits else ("differs", self.message)
 
 
 def read_own_problem(root: Path) -> tuple[str, list[Expectation]]:

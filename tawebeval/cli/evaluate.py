@@ -28,22 +28,17 @@ from tawebeval.cli.options import (
     JSON_OPTION,
     USER_OPTION,
     combine_options,
+    exit_on_errors,
     label_option,
     parse_pairs,
     problem_option,
     text_option,
 )
 from tawebeval.cli.output import OutputError
-from tawebeval.cli.runtime import (
-    CommandContext,
-    ServerAccess,
-    make_screen,
-    open_context,
-)
+from tawebeval.cli.runtime import CommandContext, make_screen
 from tawebeval.cli.servers import add_server_options
 from tawebeval.core.form import LIMIT_UNITS, MAX_CLONE_DEPTH, MAX_SEED, draw_seed
 from tawebeval.core.names import FIELD_NAME_PATTERN, get_base_name
-from tawebeval.errors import ConfigurationError
 from tawebeval_client import ClientError
 from tawebeval_client.http import check_encodable
 
@@ -52,8 +47,9 @@ Submission: TypeAlias = dict[str, str | bytes | Path]
 
 _BARE_FIELD = "source"  # of a path without a field name
 _STDIN = ("-", "/dev/stdin")
-_TEXT_FIELD = re.compile(rf"({FIELD_NAME_PATTERN})=(.*)", re.DOTALL)
-_FILE_FIELD = re.compile(rf"({FIELD_NAME_PATTERN}):(.+)", re.DOTALL)
+_FIELD = re.compile(
+    rf"({FIELD_NAME_PATTERN})=(.*)|(?:({FIELD_NAME_PATTERN}):(?=.))?(.*)", re.DOTALL
+)
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _USER = re.compile(r"(?i)(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<user>[^/?#]*)@")
 
@@ -158,11 +154,9 @@ def evaluate(
     problem: str | None,
     evaluator: str | None,
     folder: DownloadDirectory | None,
-    lines: bool,
-    exits_by_verdict: bool,
     detach: bool,
     seed: int | None,
-    server: ServerAccess,
+    context: CommandContext,
     **others: Any,
 ) -> None:
     """Submit files to a server and show the evaluator's output.
@@ -198,16 +192,17 @@ def evaluate(
     `tawebeval --help` lists the exit statuses. SIGTERM, SIGHUP and a closed stdout cancel the
     evaluation, as Ctrl-C does.
     """  # noqa: D301
-    screen = make_screen(
-        lines=lines,
-        exits_by_verdict=exits_by_verdict,
-        prints_verdict=not (lines or problem is None),
-    )
+    client, screen = context.client, context.screen
+    screen.prints_verdict = problem is not None
     if problem is not None:
         _check_problem_options(click.get_current_context().params)
-    elif evaluator is None:
+        chosen = {name: others[name] for name in ("callback_url", "metadata")}
+        identifier = client.evaluate_problem(problem, fields, **chosen)
+        show_submitted_evaluation(context, identifier, folder, detach=detach)
+        return
+    if evaluator is None:
         raise click.UsageError("give --evaluator CMD, or --problem NAME")
-    elif repository is None:
+    if repository is None:
         checkout = inspect_checkout(Path(), commit)
         if commit is None and directory is None:
             directory = checkout.directory
@@ -223,26 +218,17 @@ def evaluate(
             f"--commit {commit} is not the 40 hexadecimal digits of a commit;"
             f" `git rev-parse {shlex.quote(commit)}` in a clone of the repository prints them"
         )
-    drawn = draw_seed(os.urandom) if seed is None and problem is None else None
-    with open_context(server, screen) as context:
-        if problem is not None:
-            identifier = context.client.evaluate_problem(
-                problem,
-                fields,
-                callback_url=others["callback_url"],
-                metadata=others["metadata"],
-            )
-        else:
-            identifier = context.client.evaluate(
-                fields,
-                repository=str(repository),
-                commit=str(commit),
-                directory=directory,
-                evaluator_cmd=str(evaluator),
-                seed=drawn if seed is None else seed,
-                **others,
-            )
-        show_submitted_evaluation(context, identifier, folder, drawn, detach=detach)
+    drawn = draw_seed(os.urandom) if seed is None else None
+    identifier = client.evaluate(
+        fields,
+        repository=repository,
+        commit=commit,
+        directory=directory,
+        evaluator_cmd=evaluator,
+        seed=drawn if seed is None else seed,
+        **others,
+    )
+    show_submitted_evaluation(context, identifier, folder, drawn, detach=detach)
 
 
 def _check_problem_options(options: Mapping[str, Any]) -> None:
@@ -308,10 +294,8 @@ def show_submitted_evaluation(
 def rerun(
     identifier: str,
     folder: DownloadDirectory | None,
-    lines: bool,
-    exits_by_verdict: bool,
     detach: bool,
-    server: ServerAccess,
+    context: CommandContext,
     **changes: Any,
 ) -> None:
     """Run an evaluation again, and show its output.
@@ -324,10 +308,8 @@ def rerun(
       tawebeval rerun $ID
       tawebeval rerun --seed 8 --limit wall_clock=60 $ID
     """  # noqa: D301
-    screen = make_screen(lines=lines, exits_by_verdict=exits_by_verdict)
-    with open_context(server, screen) as context:
-        begun = context.client.rerun(identifier, **changes)
-        show_submitted_evaluation(context, begun, folder, detach=detach)
+    begun = context.client.rerun(identifier, **changes)
+    show_submitted_evaluation(context, begun, folder, detach=detach)
 
 
 def parse_fields(arguments: Iterable[str]) -> Submission:
@@ -337,42 +319,31 @@ def parse_fields(arguments: Iterable[str]) -> Submission:
     is stdin. Raises ValueError for a repeated field, a path without a field, a missing file, a file
     name that no evaluator could be given, and text that is not UTF-8; OSError.
     """
-    submission: Submission = {}
-    bare: list[str] = []
-    arguments = list(arguments)
-    paths = [match[2] if (match := _FILE_FIELD.fullmatch(each)) else each for each in arguments]
-    if sum(path in _STDIN for path in paths) > 1:
+    fields = [match.groups() for match in map(_FIELD.fullmatch, arguments) if match]
+    if sum(path in _STDIN for *_, path in fields) > 1:
         raise ValueError("stdin can be the content of one field only")
-    for argument in arguments:
-        if match := _TEXT_FIELD.fullmatch(argument):
-            check_encodable(match[1], match[2])
-            _add_field(submission, match[1], match[2])
-        elif match := _FILE_FIELD.fullmatch(argument):
-            _add_field(submission, match[1], _find_content(match[2]))
-        else:
-            bare.append(argument)
-    for path in bare:
-        content = _find_content(path)
-        if _BARE_FIELD in submission:
-            raise ValueError(
-                f"{path} needs a field name, as {_BARE_FIELD} is taken: write NAME:{path}"
-            )
-        submission[_BARE_FIELD] = content
+    submission: Submission = {}
+    for text_name, text, name, path in sorted(fields, key=lambda field: not (field[0] or field[2])):
+        if text_name:
+            check_encodable(text_name, text)
+        content = text if text_name else _find_content(path)
+        field = text_name or name or _BARE_FIELD
+        if field in submission and not (text_name or name):
+            raise ValueError(f"{path} needs a field name, as {field} is taken: write NAME:{path}")
+        if field in submission:
+            raise ValueError(f"the field {field} is given twice")
+        submission[field] = content
     if not submission:
         raise ValueError("no FIELD is given; name a file, such as solution.py")
     return submission
 
 
-def _add_field(submission: Submission, name: str, content: str | bytes | Path) -> None:
-    if name in submission:
-        raise ValueError(f"the field {name} is given twice")
-    submission[name] = content
-
-
 def _find_content(path: str) -> bytes | Path:
     """Return the path of a regular file, and the content of stdin or of a pipe."""
     if path in _STDIN:
-        return _read_stdin()
+        if sys.stdin is None:
+            raise ValueError("stdin is closed")
+        return sys.stdin.buffer.read()
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -390,12 +361,6 @@ def _find_content(path: str) -> bytes | Path:
         raise ValueError(f"{path} is not a regular file, a pipe or -")
     get_base_name(path)
     return Path(path)
-
-
-def _read_stdin() -> bytes:
-    if sys.stdin is None:
-        raise ValueError("stdin is closed")
-    return sys.stdin.buffer.read()
 
 
 @attrs.frozen
@@ -593,8 +558,5 @@ def check(root: Path | None, config: Path | None, seed: int | None, **options: A
         run_check(screen, root=root, config=config, seed=1 if seed is None else seed, **options)
     from tawebeval.daemon.configuration import check_configuration
 
-    try:
+    with exit_on_errors():
         check_configuration(config)
-    except ConfigurationError as error:
-        click.echo(f"tawebeval: {error}", err=True)
-        raise SystemExit(2) from None

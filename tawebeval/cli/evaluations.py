@@ -24,12 +24,7 @@ from tawebeval.cli.output import (
     print_list,
     summarize_results,
 )
-from tawebeval.cli.runtime import (
-    CommandContext,
-    ServerAccess,
-    make_screen,
-    open_context,
-)
+from tawebeval.cli.runtime import CommandContext
 from tawebeval.cli.servers import add_server_options
 from tawebeval.errors import format_size
 
@@ -63,7 +58,7 @@ _time_option = partial(click.option, metavar="TIME", callback=_parse_time)
 @IDENTIFIER_ARGUMENT
 @JSON_OPTION
 @add_server_options
-def status(identifier: str, as_json: bool, server: ServerAccess) -> None:
+def status(identifier: str, as_json: bool, context: CommandContext) -> None:
     """Show the status of an evaluation.
 
     The status includes the state, times, the place in the queue, the seed, the resources used, the
@@ -74,8 +69,7 @@ def status(identifier: str, as_json: bool, server: ServerAccess) -> None:
       tawebeval status $ID
       tawebeval status --json $ID | jq .usage
     """  # noqa: D301
-    with open_context(server, make_screen()) as context:
-        _print_document(context, context.client.status(identifier), as_json)
+    _print_document(context, context.client.status(identifier), as_json)
 
 
 @click.command()
@@ -85,7 +79,7 @@ def status(identifier: str, as_json: bool, server: ServerAccess) -> None:
 @JSON_OPTION
 @add_server_options
 def share(
-    identifier: str, days: int | None, revoke: bool, as_json: bool, server: ServerAccess
+    identifier: str, days: int | None, revoke: bool, as_json: bool, context: CommandContext
 ) -> None:
     """Print a link by which anybody can read an evaluation.
 
@@ -96,26 +90,24 @@ def share(
       tawebeval share $ID
       tawebeval share --revoke $ID
     """  # noqa: D301
-    with open_context(server, make_screen()) as context:
-        if revoke:
-            context.client.revoke_links(identifier)
-            return
-        made = context.client.make_link(identifier, lifetime=days and days * _DAY)
-        url = f"{server.url}/#shared/{identifier}/{made['link']}"
-        context.screen.print_text(format_json(made | {"url": url}) if as_json else url)
-        context.screen.show_message(f"the link ends at {made['expires']}")
+    if revoke:
+        context.client.revoke_links(identifier)
+        return
+    made = context.client.make_link(identifier, lifetime=days and days * _DAY)
+    url = f"{context.server.url}/#shared/{identifier}/{made['link']}"
+    context.screen.print_text(format_json(made | {"url": url}) if as_json else url)
+    context.screen.show_message(f"the link ends at {made['expires']}")
 
 
 @click.command()
 @IDENTIFIER_ARGUMENT
 @add_server_options
-def cancel(identifier: str, server: ServerAccess) -> None:
+def cancel(identifier: str, context: CommandContext) -> None:
     """Cancel an evaluation and wait until its processes are dead.
 
     An evaluation that has ended does not change. Its output can still be read.
     """
-    with open_context(server, make_screen()) as context:
-        context.client.cancel(identifier)
+    context.client.cancel(identifier)
 
 
 @click.command("list")
@@ -133,7 +125,7 @@ def cancel(identifier: str, server: ServerAccess) -> None:
 @problem_option(help="List only evaluations for this problem.")
 @JSON_OPTION
 @add_server_options
-def list_(as_json: bool, server: ServerAccess, **wanted: Any) -> None:
+def list_(as_json: bool, context: CommandContext, **wanted: Any) -> None:
     """List your evaluations that the server still keeps.
 
     If several daemons share the server's address, a message names those that do not answer.
@@ -148,27 +140,26 @@ def list_(as_json: bool, server: ServerAccess, **wanted: Any) -> None:
           jq -r '.[] | select(.state == "running").evaluation_id'
     """  # noqa: D301
     away: list[str] = []
-    with open_context(server, make_screen()) as context:
-        screen = context.screen
-        listed = context.client.evaluations(**wanted, on_unreachable_daemons=away.extend)
-        found = sorted(listed, key=itemgetter("created"))  # those of several daemons
-        if away:
-            screen.show_message(
-                f"the list is incomplete: no answer from {', '.join(away)}; try again later"
-            )
-        if as_json:
-            screen.print_text(format_json(found))
-            return
-        screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
-        for document in found:
-            screen.print_text(format_row(document, datetime.now(UTC)))
+    screen = context.screen
+    listed = context.client.evaluations(**wanted, on_unreachable_daemons=away.extend)
+    found = sorted(listed, key=itemgetter("created"))  # those of several daemons
+    if away:
+        screen.show_message(
+            f"the list is incomplete: no answer from {', '.join(away)}; try again later"
+        )
+    if as_json:
+        screen.print_text(format_json(found))
+        return
+    screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
+    for document in found:
+        screen.print_text(format_row(document, datetime.now(UTC)))
 
 
 @click.command()
 @click.argument("name", type=UTF8_ARGUMENT, required=False)
 @JSON_OPTION
 @add_server_options
-def problems(name: str | None, as_json: bool, server: ServerAccess) -> None:
+def problems(name: str | None, as_json: bool, context: CommandContext) -> None:
     """List the problems that you may submit for, or show one.
 
     \b
@@ -176,45 +167,42 @@ def problems(name: str | None, as_json: bool, server: ServerAccess) -> None:
       tawebeval problems word_count
       tawebeval evaluate --problem word_count solution.awk
     """  # noqa: D301
-    with open_context(server, make_screen()) as context:
-        if name is None:
-            found = list(context.client.problems())
-            rows = [
-                (one["name"], ", ".join(one["fields"]) or "any", format_title(one)) for one in found
-            ]
-            rows.insert(0, ("NAME", "FIELDS", "TITLE"))
-            print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
-            return
-        document = context.client.problem(name)
-        if not as_json:
-            document.pop("pictures", None)  # up to 700 KB of base64
-        _print_document(context, document, as_json)
+    if name is None:
+        found = list(context.client.problems())
+        rows = [
+            (one["name"], ", ".join(one["fields"]) or "any", format_title(one)) for one in found
+        ]
+        rows.insert(0, ("NAME", "FIELDS", "TITLE"))
+        print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
+        return
+    document = context.client.problem(name)
+    if not as_json:
+        document.pop("pictures", None)  # up to 700 KB of base64
+    _print_document(context, document, as_json)
 
 
 @click.command()
 @JSON_OPTION
 @add_server_options
-def environments(as_json: bool, server: ServerAccess) -> None:
+def environments(as_json: bool, context: CommandContext) -> None:
     """List the environments of the server that you may choose.
 
     \b
       tawebeval environments
       tawebeval evaluate --environment python3.14 --evaluator ./evaluate solution.py
     """  # noqa: D301
-    with open_context(server, make_screen()) as context:
-        found = context.client.environments()
-        rows = [(one["name"], one.get("description") or "") for one in found]
-        rows.insert(0, ("NAME", "DESCRIPTION"))
-        print_list(context.screen, found, as_json, "{:<24}  {}", rows)
+    found = context.client.environments()
+    rows = [(one["name"], one.get("description") or "") for one in found]
+    rows.insert(0, ("NAME", "DESCRIPTION"))
+    print_list(context.screen, found, as_json, "{:<24}  {}", rows)
 
 
 @click.command()
 @JSON_OPTION
 @add_server_options
-def whoami(as_json: bool, server: ServerAccess) -> None:
+def whoami(as_json: bool, context: CommandContext) -> None:
     """Show the caller of your token, and what the token permits."""
-    with open_context(server, make_screen()) as context:
-        _print_document(context, context.client.whoami(), as_json)
+    _print_document(context, context.client.whoami(), as_json)
 
 
 def format_row(document: dict[str, Any], now: datetime) -> str:

@@ -23,9 +23,6 @@ from tawebeval.cli.runtime import (
     WRONG,
     CommandContext,
     Interrupted,
-    ServerAccess,
-    make_screen,
-    open_context,
 )
 from tawebeval.cli.servers import add_server_options
 from tawebeval.core.names import get_base_name
@@ -315,8 +312,7 @@ def follow(
     identifier: str,
     cursor: str | None,
     folder: DownloadDirectory | None,
-    server: ServerAccess,
-    **shown: bool,
+    context: CommandContext,
 ) -> None:
     """Show the output of an evaluation that was submitted before.
 
@@ -333,23 +329,22 @@ def follow(
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
       tawebeval follow $ID
     """  # noqa: D301
-    with open_context(server, make_screen(**shown)) as context:
-        reader = EvaluationReader(context, identifier, cursor)
-        try:
-            with suppress(Refused):  # reported below
-                # Unlike a request for events, this one gives up soon on a stopped server.
-                reader.request_state()
-            context.exit_status = reader.follow_evaluation(folder)
-        except Interrupted:
-            context.screen.show_message(f"continue here with `{reader.resume_command}`")
-            raise
+    reader = EvaluationReader(context, identifier, cursor)
+    try:
+        with suppress(Refused):  # reported below
+            # Unlike a request for events, this one gives up soon on a stopped server.
+            reader.request_state()
+        context.exit_status = reader.follow_evaluation(folder)
+    except Interrupted:
+        context.screen.show_message(f"continue here with `{reader.resume_command}`")
+        raise
 
 
 @click.command()
 @IDENTIFIER_ARGUMENT
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), metavar="DIRECTORY")
 @add_server_options
-def download(identifier: str, folder: Path, server: ServerAccess) -> None:
+def download(identifier: str, folder: Path, context: CommandContext) -> None:
     """Save the submitted files of an evaluation in a directory.
 
     The directory is made if it does not exist; files of the same names are replaced. A server sends
@@ -358,15 +353,14 @@ def download(identifier: str, folder: Path, server: ServerAccess) -> None:
     \b
       tawebeval download $ID submitted
     """  # noqa: D301
-    with open_context(server, make_screen()) as context:
-        screen, directory = context.screen, DownloadDirectory(folder)
-        for file in context.client.submission(identifier):
-            screen.show_message(f"{file['field']}: {file['filename']}", "cyan")
-            text, encoded = file.get("text"), file.get("base64")
-            content = None if encoded is None else b64decode(encoded)
-            if text is not None:
-                content = text.encode()
-            if content is None:
-                screen.show_message("  not saved: the files are too large together", "red")
-            if content is None or not _save(file["filename"], content, directory, screen):
-                context.exit_status = WRONG
+    screen, directory = context.screen, DownloadDirectory(folder)
+    for file in context.client.submission(identifier):
+        screen.show_message(f"{file['field']}: {file['filename']}", "cyan")
+        text, encoded = file.get("text"), file.get("base64")
+        content = None if encoded is None else b64decode(encoded)
+        if text is not None:
+            content = text.encode()
+        if content is None:
+            screen.show_message("  not saved: the files are too large together", "red")
+        if content is None or not _save(file["filename"], content, directory, screen):
+            context.exit_status = WRONG

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tawebeval.cli.options import CONFIG_OPTION, USER_OPTION
+from tawebeval.cli.options import CONFIG_OPTION, USER_OPTION, exit_on_errors
 from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
@@ -92,14 +92,11 @@ def starter(socket: Path | None) -> None:
 
     folder = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     path = socket or Path(folder or _STARTER_DIRECTORY, "socket")
-    try:
+    with exit_on_errors():
         refuse_root("tawebeval starter")
         cgroups = open_cgroups(f"starter-{os.getpid()}")
         drop_privileges()
         execute_starter(path, cgroups.describe_parent(), os.environ)
-    except ConfigurationError as error:
-        click.echo(f"tawebeval: {error}", err=True)
-        raise SystemExit(2) from None
 
 
 @click.command()
@@ -228,17 +225,6 @@ def _read_token_file(path: Path) -> str:
         raise ConfigurationError("is not UTF-8") from None
 
 
-@contextmanager
-def _report_file_errors(path: Path) -> Iterator[None]:
-    """Exit with a message and the status 2 if the file of tokens cannot be used."""
-    try:
-        yield
-    except (ConfigurationError, OSError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        click.echo(f"tawebeval: {path}: {said}", err=True)
-        raise SystemExit(2) from None
-
-
 @token.command()
 @click.argument("name")
 @_FILE_OPTION
@@ -309,7 +295,7 @@ def add(name: str, path: Path, read: bool, shared: bool, rate: int | None, **opt
         parse_tokens(edited)  # or the daemon would refuse it
         return edited
 
-    with _report_file_errors(path):
+    with exit_on_errors(path):
         _edit_token_file(path, append)
     click.echo(f"added to {path}; {_RELOAD_HINT}", err=True)
     click.echo("the token, which is not stored anywhere:", err=True)
@@ -322,7 +308,7 @@ def list_tokens(path: Path) -> None:
     """List the tokens of the file: NAME, beginning of the SHA-256, and what the token permits."""
     from tawebeval.core.tokens import parse_tokens
 
-    with _report_file_errors(path):
+    with exit_on_errors(path):
         found = parse_tokens(_read_token_file(path))
     for one in found.tokens:
         name, _, *words = one.line.split(" ")
@@ -346,7 +332,7 @@ def revoke(name: str, digest_prefix: str, path: Path) -> None:
     """
     from tawebeval.core.tokens import remove_tokens
 
-    with _report_file_errors(path):
+    with exit_on_errors(path):
         _edit_token_file(path, lambda text: remove_tokens(text, name, digest_prefix.lower()))
     click.echo(f"revoked in {path}; {_RELOAD_HINT}", err=True)
 
@@ -387,11 +373,10 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
     # Imported late: they import much of the daemon.
     from tawebeval.config import parse_configuration
     from tawebeval.daemon.configuration import locate_directories, read_configuration
-    from tawebeval.linux.filetree import describe_disk_error
     from tawebeval.linux.privileges import become_user, drop_privileges, get_user_name
     from tawebeval.sandbox.environments import import_root, locate_store
 
-    try:
+    with exit_on_errors():
         min_free_bytes = read_configuration(config).limits.free_disk_for_readiness
         state = locate_directories(os.environ)[0].resolve()
         if not state.is_dir():
@@ -407,10 +392,6 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
         table = f'[environments.{quoted}]\nroot = "{store}/sha256-"\n'
         parse_configuration(table)  # checks the name before the work
         root = import_root(archive, store, min_free_bytes)
-    except (ConfigurationError, OSError) as error:
-        said = describe_disk_error(error) if isinstance(error, OSError) else error
-        click.echo(f"tawebeval: {said}", err=True)
-        raise SystemExit(2) from None
     for warning in root.warnings:
         click.echo(f"tawebeval: warning: {warning}", err=True)
     found = "imported" if root.was_added else "imported already"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -74,6 +75,21 @@ USER_OPTION = click.option(
     callback=_become_user,
     help="As root: run as this user.",
 )
+
+
+@contextmanager
+def exit_on_errors(path: Path | None = None) -> Iterator[None]:
+    """Exit with a message and the status 2 for an error of the block, which may be of a file."""
+    try:
+        yield
+    except (ConfigurationError, OSError) as error:
+        from tawebeval.linux.filetree import describe_disk_error  # late, as above
+
+        said = describe_disk_error(error) if isinstance(error, OSError) else str(error)
+        if path is not None:
+            said = f"{path}: {error.strerror if isinstance(error, OSError) else error}"
+        click.echo(f"tawebeval: {said}", err=True)
+        raise SystemExit(2) from None
 
 
 def parse_pairs(

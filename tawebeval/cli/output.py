@@ -245,7 +245,7 @@ class Screen:
         self._make_room()
         if self._begun and (self.prints_verdict or self._out.isatty()):
             self._write("\n", flush=True)
-        if self.prints_verdict and self.verdict:
+        if self.prints_verdict and self.verdict and not self._lines:
             self.print_text(self.verdict)
 
     def _show_value(self, data: Data) -> None:

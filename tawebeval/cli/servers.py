@@ -119,11 +119,24 @@ def edit_stored_servers(path: Path) -> Iterator[StoredServers]:
 
 
 def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options `--server` and `--token-file`, as its argument `server`."""
+    """Give a command `--server` and `--token-file`, and its argument `context` for the server.
+
+    It has not itself the options `--events` and `--exit-status`, which are the screen's.
+    """
 
     @wraps(command)
-    def with_server(server: str | None, token_file: Path | None, **others: Any) -> None:
-        command(server=find_server(click.get_current_context(), server, token_file), **others)
+    def with_server(
+        server: str | None,
+        token_file: Path | None,
+        *,
+        lines: bool = False,
+        exits_by_verdict: bool = False,
+        **others: Any,
+    ) -> None:
+        access = find_server(click.get_current_context(), server, token_file)
+        screen = make_screen(lines=lines, exits_by_verdict=exits_by_verdict)
+        with open_context(access, screen) as context:
+            command(context=context, **others)
 
     for option in (
         click.option(
