@@ -7,7 +7,7 @@ import shutil
 from twisted.trial.unittest import SkipTest
 
 from tests.integration.client import text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase
+from tests.integration.harness import DaemonTestCase
 
 # Each program uses threads, a child, a pipe, a timer, and a file that it makes, and prints `42`.
 C = r"""
@@ -153,15 +153,3 @@ class ToolchainTests(DaemonTestCase):
 
     async def test_rust_runs_in_the_sandbox(self) -> None:
         await self.check("main.rs", RUST, "rustc -O main.rs && ./main")
-
-
-class ReadablePathTests(DaemonTestCase):
-    """Toolchains such as fpc, ghc and mono have files in `/etc` and `/var/lib`."""
-
-    configuration = f'{CONFIGURATION}[sandbox]\nreadable = ["/etc/os-release", "/var/lib/dpkg"]\n'
-
-    async def test_evaluators_and_programs_of_submissions_see_readable_paths(self) -> None:
-        look = "grep -c ^ID= /etc/os-release; ls -d /var/lib/dpkg"
-        for command in (look, f"tawebeval-run -- sh -c '{look}' </dev/null"):
-            events = await self.run_command(command)
-            self.assertEqual(text(events), "1\n/var/lib/dpkg\n", events)

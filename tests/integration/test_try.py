@@ -124,8 +124,13 @@ class TryTests(TestCase):
         return terminal
 
     async def test_signals_end_the_trial_with_their_status(self) -> None:
-        for number, status in ((signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
-            terminal = await self.attempt_in_terminal("echo ready; sleep 600 & sleep 600")
+        for number, status, more in (
+            (signal.SIGINT, 1, []),
+            (signal.SIGINT, 1, ["--watch"]),
+            (signal.SIGTERM, 143, []),
+            (signal.SIGHUP, 129, []),
+        ):
+            terminal = await self.attempt_in_terminal("echo ready; sleep 600 & sleep 600", *more)
             terminal.interrupt(number)
             self.assertEqual(await terminal.end(), status, terminal.shown)
             self.assertIn("the evaluation was cancelled", terminal.shown)
@@ -163,12 +168,6 @@ class TryTests(TestCase):
         self.assertEqual((saved / "kept").read_text(), "43\n")
         terminal.interrupt()
         self.assertEqual(await terminal.end(), 130)
-
-    async def test_ctrl_c_ends_a_watched_run(self) -> None:
-        terminal = await self.attempt_in_terminal("echo ready; sleep 600", "--watch")
-        terminal.interrupt()
-        self.assertEqual(await terminal.end(), 1, terminal.shown)
-        self.assertIn("the evaluation was cancelled", terminal.shown)
 
     async def test_closed_stdout_ends_the_trial(self) -> None:
         program = subprocess.Popen(
