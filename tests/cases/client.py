@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from enum import Enum
+from http.client import IncompleteRead
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import msgspec
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TookTooLong
+from twisted.internet.error import ConnectionLost
 from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
-from twisted.internet.interfaces import IConsumer
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
-from twisted.web.client import ResponseFailed, readBody
-from twisted.web.http_headers import Headers
-from twisted.web.iweb import IBodyProducer
-from zope.interface import implementer
 
 from tawebeval.config import (
     Configuration,
@@ -29,12 +27,12 @@ from tawebeval.config import (
     LongPollSettings,
     ServiceSettings,
 )
+from tawebeval.web.server.channel import ApiSite
 from tawebeval_client import AsyncClient, Event, Text
 from tawebeval_client.http import HttpRequest, Repetition, RequestFailure, Response
-from tests.cases.agents import BreakingAgent, Fate
 from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild
-from tests.fakes.clients import Service
+from tests.fakes.clients import Answer, Connection, Service, head
 from tests.fakes.world import OID
 
 T = TypeVar("T")
@@ -49,25 +47,82 @@ def text(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, Text))
 
 
-@implementer(IBodyProducer)
-@attrs.define
-class WholeBody:
-    """The body of a request, written at once."""
+class Fate(Enum):
+    """What becomes of one request."""
 
-    body: bytes
+    REFUSED = "there is no connection"
+    LOST = "the server has it, and its answer is lost"
+    CUT = "half of the answer comes, and looks whole"
+    SILENT = "neither an answer comes nor the end of the connection"
+    GATEWAY = "a proxy answers that the server is away"
+    BUSY = "the server is busy, and says for how long"
+    NONSENSE = "something else answers"
+    WELL = "it is answered"
 
     @property
-    def length(self) -> int:
-        return len(self.body)
+    def passes(self) -> bool:
+        """Whether it is no answer, and the next time there may be one."""
+        return self not in (Fate.WELL, Fate.NONSENSE)
 
-    def startProducing(self, consumer: IConsumer) -> Deferred[None]:
-        consumer.write(self.body)
-        return succeed(None)
 
-    def stopProducing(self) -> None:
-        """Do nothing."""
+_HTML = b"<html><body>Bad gateway</body></html>"
+_MADE_ANSWERS = {
+    Fate.GATEWAY: Response(502, {}, _HTML),
+    Fate.NONSENSE: Response(200, {"content-type": "text/html"}, _HTML),
+    Fate.BUSY: Response(503, {"retry-after": "3"}, b""),
+}
 
-    pauseProducing = resumeProducing = stopProducing
+
+@attrs.define
+class BreakingAgent:
+    """Sends requests to a site, and lets happen to each what `fate()` says; `asked` counts."""
+
+    _site: ApiSite
+    fate: Callable[[], Fate] = lambda: Fate.WELL
+    asked: list[str] = attrs.field(factory=list)
+    cancelled: int = 0
+    _waiting: dict[Deferred[Any], tuple[Connection, str]] = attrs.field(factory=dict)
+
+    def request(self, request: HttpRequest, body: bytes) -> Deferred[Response]:
+        """Ask, or do not."""
+        line = f"{request.method} /{request.url.split('/', 3)[3]}"
+        self.asked.append(line)
+        fate = self.fate()
+        answered: Deferred[Any] = Deferred(self._cancel)
+        if fate is Fate.REFUSED:
+            answered.errback(ConnectionRefused(111, "Connection refused"))
+        elif fate in _MADE_ANSWERS:
+            answered.callback(_MADE_ANSWERS[fate])
+        elif fate is not Fate.SILENT:
+            connection = Connection(self._site)
+            length = {"Content-Length": str(len(body))} if request.method != "GET" else {}
+            connection.send(head(line, {**request.headers, **length}) + body)
+            self._waiting[answered.addCallback(_spoil, fate)] = connection, request.method
+        return answered
+
+    def flush(self) -> None:
+        """Hand over the answers that have come."""
+        for answered, (connection, method) in list(self._waiting.items()):
+            with suppress(IncompleteRead):
+                if b"\r\n\r\n" in connection.received:
+                    answer = connection.answer(method)
+                    del self._waiting[answered]
+                    connection.lose()
+                    answered.callback(answer)
+
+    def _cancel(self, answered: Deferred[Response]) -> None:
+        self.cancelled += 1
+        if answered in self._waiting:
+            self._waiting.pop(answered)[0].lose()
+
+
+def _spoil(answer: Answer, fate: Fate) -> Response:
+    """Return what is left of an answer. Raises ConnectionLost."""
+    if fate is Fate.LOST:
+        raise ConnectionLost
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    size = len(answer.body) // 2 if fate is Fate.CUT else None
+    return Response(answer.status, headers, answer.body[:size])
 
 
 @attrs.define(eq=False, slots=False, kw_only=True)
@@ -85,10 +140,7 @@ class MemoryClient(AsyncClient):
         if request.form is not None:
             with ExitStack() as opened:
                 body = b"".join(request.form.open_body(opened).iterate_pieces())
-        headers = Headers({name: [value] for name, value in request.headers.items()})
-        producer = WholeBody(body) if body else None
-        method, url = request.method.encode(), request.url.encode()
-        reading = self.agent.request(method, url, headers, producer).addCallback(self._read)
+        reading = self.agent.request(request, body)
         try:
             return await reading.addTimeout(request.get_timeout(len(body)), self.reactor)
         except TookTooLong:
@@ -96,16 +148,8 @@ class MemoryClient(AsyncClient):
         except ConnectionRefused:
             why = f"cannot connect to {self.server}: connection refused"
             return RequestFailure(why, Repetition.IF_SERVER_MAY_START)
-        except ResponseFailed:
+        except ConnectionLost:
             return RequestFailure("lost", Repetition.ALWAYS)
-
-    def _read(self, response: Any) -> Deferred[Response]:
-        headers = {
-            name.decode().lower(): values[0].decode()
-            for name, values in response.headers.getAllRawHeaders()
-        }
-        reading = readBody(response)
-        return reading.addCallback(lambda body: Response(response.code, headers, body))
 
 
 @attrs.define
@@ -116,7 +160,6 @@ class Line:
     agent: BreakingAgent
     client: MemoryClient
     told: list[tuple[str, float]]
-    _flush: Callable[[], None]
 
     @classmethod
     def make(
@@ -131,8 +174,7 @@ class Line:
         service = Service(root, settings, **more)
         reactor: Any = service.reactor
         reactor.callFromThread = lambda call: reactor.callLater(0, call)
-        _, inner = service.treq()
-        agent = BreakingAgent(inner)
+        agent = BreakingAgent(service.site)
         told: list[tuple[str, float]] = []
         arguments = {
             "reactor": service.reactor,
@@ -143,7 +185,7 @@ class Line:
             **(client or {}),
         }
         made = MemoryClient("http://localhost:8080/", token, **arguments)
-        return cls(service, agent, made, told, inner.flush)
+        return cls(service, agent, made, told)
 
     def add_silent_peer(self, name: str) -> None:
         """Have the server share its address with another daemon, which never answers."""
@@ -158,7 +200,7 @@ class Line:
 
     def settle(self) -> None:
         for _ in range(6):
-            self._flush()
+            self.agent.flush()
             self.service.reactor.advance(0)
 
     def pass_time(self, seconds: float) -> None:

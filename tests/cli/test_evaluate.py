@@ -28,8 +28,7 @@ from tawebeval.cli.runtime import ServerAccess, open_context
 from tawebeval.config import Configuration, ProblemSettings
 from tawebeval.errors import EvaluationExpired
 from tawebeval_client import Client
-from tests.cases.agents import Fate
-from tests.cases.client import FOR_EVER
+from tests.cases.client import FOR_EVER, Fate
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
 from tests.cases.screen import Shown
 from tests.fakes.world import OID

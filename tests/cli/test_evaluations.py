@@ -12,7 +12,7 @@ from typing import Any
 from tawebeval.cli.evaluations import format_age, format_row, format_status, format_title
 from tawebeval.cli.output import format_json, summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings
-from tests.cases.agents import Fate
+from tests.cases.client import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
 from tests.cases.screen import Shown
 

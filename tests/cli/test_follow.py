@@ -14,7 +14,7 @@ from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
 from tawebeval_client import NamedFile, Page
 from tawebeval_client.http import build_refusal
-from tests.cases.agents import Fate
+from tests.cases.client import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
 from tests.cases.screen import CLEAR, Shown
 

@@ -14,7 +14,7 @@ from tawebeval.cli.runtime import (
     handle_signals,
     open_context,
 )
-from tests.cases.agents import Fate
+from tests.cases.client import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import Shown
 

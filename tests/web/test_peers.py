@@ -12,9 +12,12 @@ import attrs
 import msgspec
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
+from twisted.internet.interfaces import IProtocol
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import globalLogPublisher
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import ResponseDone
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IBodyProducer
 from zope.interface import implementer
@@ -27,12 +30,27 @@ from tawebeval.pinned_agent import CheckedResolver, PinnedAgent, ResponseSizeLim
 from tawebeval.web import lists
 from tawebeval.web.lists import EvaluationLists, make_evaluation_lists
 from tests.cases import described
-from tests.cases.agents import MadeResponse
 from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
 from tests.fakes.resolver import FakeResolver
 
 NAMES = ("a", "b", "c")
 URLS = {name: f"http://{name}.example:8080" for name in NAMES}
+
+
+@attrs.frozen
+class MadeResponse:
+    """A response out of nothing."""
+
+    code: int
+    body: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.body)
+
+    def deliverBody(self, protocol: IProtocol) -> None:
+        protocol.dataReceived(self.body)
+        protocol.connectionLost(Failure(ResponseDone()))
 
 
 @implementer(IAgent)
