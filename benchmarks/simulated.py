@@ -374,7 +374,6 @@ class SimulatedDaemon:
             clock=clock,
             generate_random_bytes=self.random.randbytes,
             worker_threads=threads,
-            spawner=self,  # type: ignore[arg-type]
             checkout_source=_Cached(),
             sandbox=SimulatedSandbox(
                 configuration.limits,

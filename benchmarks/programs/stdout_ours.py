@@ -30,7 +30,6 @@ from tawebeval.evaluations.eventlog import (
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.cgroups import CgroupManager
-from tawebeval.linux.child import Spawner
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox.base import LimitMonitor, NoSandbox
 from tawebeval.sandbox.workspace import Workspace, WritableTrees
@@ -77,7 +76,6 @@ def _measure(folder: Path) -> None:
         clock=reactor,
         generate_random_bytes=os.urandom,
         worker_threads=threads,
-        spawner=Spawner(reactor),
         checkout_source=None,  # type: ignore[arg-type]  # nothing is fetched
         sandbox=sandbox,
         limit_monitor=LimitMonitor(reactor, threads, threads),

@@ -66,7 +66,6 @@ from tawebeval.evaluations.starting import queue_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import ResourceUsage, open_cgroups
-from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.privileges import drop_privileges, refuse_root
 from tawebeval.sandbox.base import LimitMonitor
@@ -307,7 +306,6 @@ def open_runner(
                 clock=reactor,
                 generate_random_bytes=os.urandom,
                 worker_threads=threads,
-                spawner=Spawner(reactor),
                 checkout_source=FixedCheckout(checkout, tree_limits.check_tree),
                 sandbox=open_sandbox(configuration, accounts, cgroups, trees),
                 limit_monitor=LimitMonitor(reactor, threads, threads),

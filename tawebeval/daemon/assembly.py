@@ -505,7 +505,6 @@ def build_registry(
         clock=base.reactor,
         generate_random_bytes=os.urandom,
         worker_threads=base.file_tree_threads,
-        spawner=base.spawner,
         checkout_source=repositories,
         sandbox=open_runner(base),
         limit_monitor=LimitMonitor(

@@ -26,7 +26,6 @@ from tawebeval.deferreds import (
 from tawebeval.errors import EvaluationFailure, StoreError
 from tawebeval.evaluations.eventlog import EventFiles, make_segment_load_slots
 from tawebeval.evaluations.store import EvaluationStore
-from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import copy_checked_tree, remove_tree
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
 
@@ -133,7 +132,6 @@ class EvaluationContext:
     clock: Any
     generate_random_bytes: Callable[[int], bytes]
     worker_threads: WorkerThreads
-    spawner: Spawner
     checkout_source: CheckoutSource
     sandbox: Sandbox
     limit_monitor: LimitMonitor

@@ -274,7 +274,6 @@ class World:
             clock=self.clock,
             generate_random_bytes=self.random,
             worker_threads=self.threads,
-            spawner=self.spawn,
             checkout_source=self.repositories,
             sandbox=self.sandbox,
             limit_monitor=LimitMonitor(self.clock, self.threads, self.threads),
