@@ -79,7 +79,7 @@ from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import GitKeyring, RemoteResolver
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
-from tawebeval.linux.child import Spawner
+from tawebeval.linux.child import spawn_child
 from tawebeval.linux.privileges import drop_privileges
 from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.pinned_agent import CachedPolicyForHTTPS, CheckedResolver, SystemResolver
@@ -421,7 +421,6 @@ class AssemblyContext:
     threads: ThreadPools
     file_tree_threads: WorkerThreads  # they check out, measure and remove trees
     disk_threads: WorkerThreads  # they check and sync disks and directories, any of which may hang
-    spawner: Spawner
     store: EvaluationStore
     inherited: InheritedResources
     cgroups: CgroupManager
@@ -456,7 +455,7 @@ def build_repositories(base: AssemblyContext, keyring: GitKeyring) -> Repository
     )
     git = GitRunner(
         base.reactor,
-        base.spawner,
+        partial(spawn_child, base.reactor),
         settings.protocols,
         settings.memory,
         open_helper_sandbox(base.sandbox, directories.sandbox_files_directory),
@@ -565,7 +564,6 @@ def make_timers(
     disk_sync = DiskSync(base.store, directories.state, base.disk_threads, base.reactor)
     chores = (
         registry.expire_evaluations,
-        base.spawner.reap_orphans,
         context.cleanup_queue.retry_next_calls,
         readiness.check_disks,
         disk_sync.sync_if_due,
@@ -611,7 +609,6 @@ def build_daemon(
         threads=threads,
         file_tree_threads=threads.make_threads(20, "work"),
         disk_threads=threads.make_threads(4, "check"),
-        spawner=Spawner(reactor),
         store=store,
         inherited=inherited,
         cgroups=cgroups,

@@ -29,7 +29,7 @@ from tawebeval.core.hosts import SSH_COMMAND
 from tawebeval.deferreds import OneShotEvent, wait_despite_cancellation
 from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
 from tawebeval.git.remotes import Login
-from tawebeval.linux.child import ChildProcess, Spawner
+from tawebeval.linux.child import ChildProcess
 from tawebeval.linux.starter import OOM_SCORE_ADJ
 from tawebeval.sandbox.bubblewrap import (
     BWRAP_ERROR_PREFIX,
@@ -298,6 +298,7 @@ def _chain(commands: Iterable[Sequence[str]]) -> Sequence[str]:
 class GitRunner:
     """Runner of git commands, each in a process of its own, bounded and in a sandbox.
 
+    `spawn`: `spawn_child` of the reactor.
     `protocols`: those over which git may fetch, as GIT_ALLOW_PROTOCOL names them.
     `memory`: bytes of data (RLIMIT_DATA) for each process of a command.
     `box`: the sandbox.
@@ -306,7 +307,7 @@ class GitRunner:
     """
 
     _clock: Any
-    _spawn: Spawner
+    _spawn: Callable[..., ChildProcess]
     _protocols: Sequence[str]
     _memory: int = _MEMORY
     _box: HelperSandbox = attrs.field(factory=HelperSandbox)

@@ -4,7 +4,7 @@ The daemon starts thousands of programs that it does not trust, and must know th
 them with all their descendants, and remove what they have written. This package has the means; the
 packages `sandbox` and `git` use them.
 
-- `child`: `ChildProcess` drives a Twisted `ProcessProtocol` by a pidfd and two pipes; `Spawner`
+- `child`: `ChildProcess` drives a Twisted `ProcessProtocol` by a pidfd and two pipes; `spawn_child`
   starts children, such as git. `kill_processes_below` ends processes that have left their parent,
   or that a dead daemon has left.
 - `starter`: the parent of evaluators, a process that outlives the daemon and stores what they

@@ -1,6 +1,6 @@
 """Child processes, and the end of processes that are nobody's children.
 
-`Spawner` starts the daemon's own children, such as git's commands, by `Popen`, which uses vfork.
+`spawn_child` starts the daemon's own children, git's commands, by `Popen`, which uses vfork.
 `ChildProcess` drives a Twisted `ProcessProtocol` by their pipes. An evaluator's process is a
 `tail.TailedProcess`.
 
@@ -26,7 +26,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -40,7 +40,6 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from tawebeval.linux.kernel_files import (
-    list_children,
     list_descendants,
     read_stat,
     send_signal,
@@ -77,9 +76,8 @@ class ChildProcess:
         reactor: Any,
         protocol: ProcessProtocol,
         process: subprocess.Popen[bytes],
-        on_reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
-        """Take over a child. `on_reaped(pid)` is called when the kernel may use `pid` again.
+        """Take over a child.
 
         Raises: OSError, if there is no pidfd for it, or no epoll watch; then it is killed.
         """
@@ -94,7 +92,6 @@ class ChildProcess:
             raise
         process.returncode = 0  # so that Popen does not wait for it
         self.pid = process.pid
-        self._on_reaped = on_reaped
         self._protocol = protocol
         self._reason: Failure | None = None  # of its end
         self._has_ended = False
@@ -151,7 +148,6 @@ class ChildProcess:
         os.close(self._pidfd)
         self._pidfd = -1
         _, status = os.waitpid(self.pid, 0)
-        self._on_reaped(self.pid)
         self._reason = make_exit_reason(status)
         self._protocol.processExited(self._reason)
         self._check_end()
@@ -176,65 +172,32 @@ class ChildProcess:
                 reader.loseConnection()  # in the next turn: its number may become another's
 
 
-class Spawner:
-    """The children of the daemon: it starts them, and knows which still run."""
+def spawn_child(
+    reactor: Any,
+    protocol: ProcessProtocol,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str,
+    *,
+    descriptors: Sequence[int] = (),
+) -> ChildProcess:
+    """Start `argv` in `directory` with just that environment. Blocks, hardly.
 
-    def __init__(self, reactor: Any) -> None:
-        self._reactor = reactor
-        self._children: set[int] = set()
-        self._ended: set[int] = set()  # others, at the last call of `reap_orphans`
-
-    def __call__(
-        self,
-        protocol: ProcessProtocol,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
-        directory: str,
-        *,
-        descriptors: Sequence[int] = (),
-    ) -> ChildProcess:
-        """Start `argv` in `directory` with just that environment. Blocks, hardly.
-
-        The child gets `descriptors` under the same numbers; they stay open here, too. Raises:
-        OSError.
-        """
-        process = subprocess.Popen(
-            argv,
-            bufsize=0,
-            env=dict(environment),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            pass_fds=descriptors,
-            umask=0o022,
-        )
-        self._children.add(process.pid)
-        try:
-            return ChildProcess(self._reactor, protocol, process, self._children.discard)
-        except OSError:
-            self._children.discard(process.pid)
-            raise
-
-    def reap_orphans(self) -> None:
-        """Reap children that others have left: the daemon may be a container's first process.
-
-        They have ended before the last call: a thread reaps a program that it has run at once.
-        """
-        before, self._ended = self._ended, set()
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        with suppress(ChildProcessError):  # there are no children
-            if os.waitid(os.P_ALL, 0, options) is None:
-                return  # to look at each child takes half a millisecond
-        for pid in set(list_children("self")) - self._children:
-            with suppress(ChildProcessError):
-                if os.waitid(os.P_PID, pid, options) is None:
-                    continue
-                if pid in before:
-                    os.waitpid(pid, os.WNOHANG)
-                else:
-                    self._ended.add(pid)
+    The child gets `descriptors` under the same numbers; they stay open here, too. Raises: OSError.
+    """
+    process = subprocess.Popen(
+        argv,
+        bufsize=0,
+        env=dict(environment),
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=descriptors,
+        umask=0o022,
+    )
+    return ChildProcess(reactor, protocol, process)
 
 
 _VARIABLES = (b"TEMPORARY_DIRECTORY", b"GIT_DIR")  # inherited from evaluators and git

@@ -49,8 +49,7 @@ _PROC_MISSING = "run `mount -t proc proc /proc`"
 # The probe changes a file and replaces a directory: an overlay needs extended attributes for that.
 _DIRECTORY = "directory"
 _WHOLE = "as it was"
-# The last output of the command. Its exit status would not do: in a running daemon the reaper of
-# orphans may be the first to get it.
+# The last output of the command.
 _SOUND = "sound"
 _PROBE = (
     f"cd {_DIRECTORY} && read -r line <file; [ \"$line\" = '{_WHOLE}' ] && echo changed >file"

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from tawebeval.deferreds import OneShotEvent
-from tawebeval.linux.child import ChildProcess, Spawner
+from tawebeval.linux.child import ChildProcess, spawn_child
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
@@ -84,12 +84,12 @@ class ProcessTestCase(TestCase):
         *argv: str,
         environment: dict[str, str] | None = None,
         directory: str = "/",
-        spawner: Spawner | None = None,
         descriptors: Sequence[int] = (),
     ) -> Recorder:
         """Start a child and return what takes notes of it."""
         recorder = Recorder()
-        child = (spawner or Spawner(reactor))(
+        child = spawn_child(
+            reactor,
             recorder,
             argv,
             PATH if environment is None else environment,

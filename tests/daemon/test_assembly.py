@@ -248,7 +248,7 @@ class ServiceTests(SynchronousTestCase):
         for archive in (False, True):
             made.clear()
             daemon = self.make(archive=ArchiveSettings(enabled=archive))
-            names = "expire_evaluations reap_orphans retry_next_calls check_disks sync_if_due"
+            names = "expire_evaluations retry_next_calls check_disks sync_if_due"
             expected = [(names.split(), ()), (["start_probe_if_needed"], (10,))]
             expected += [(["begin_removal"], (60,))] if archive else []
             found = [([call.__name__ for call in calls], rest) for calls, _, *rest in made]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from twisted.internet import reactor
@@ -18,7 +19,7 @@ from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import BareRepository, GitServers
-from tawebeval.linux.child import Spawner
+from tawebeval.linux.child import spawn_child
 from tawebeval.pinned_agent import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
     NETWORK_FILES,
@@ -70,7 +71,7 @@ class BareRepositoryCase(TestCase):
         policy = HostPolicy(allowed_private_networks=("127.0.0.0/8",))
         resolver = resolver or CheckedResolver(policy, FakeResolver(), reactor)
         remotes = RemoteResolver(resolver, (), protocols)
-        git = GitRunner(reactor, Spawner(reactor), protocols, box=box)
+        git = GitRunner(reactor, partial(spawn_child, reactor), protocols, box=box)
         limits = FetchLimits(reactor, PATIENCE, MOST, TreeLimits(100, 2**23))
         self.servers = GitServers(git, self.threads, remotes, limits)
         self.bare = BareRepository(

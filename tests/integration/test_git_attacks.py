@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -23,7 +24,7 @@ from tawebeval.core.hosts import HostPolicy, ResolvedGitRemote
 from tawebeval.git.command import GitRunner
 from tawebeval.git.remotes import RemoteResolver
 from tawebeval.git.repository import create_repository
-from tawebeval.linux.child import Spawner
+from tawebeval.linux.child import spawn_child
 from tawebeval.pinned_agent import CheckedResolver
 from tests.cases.patience import PATIENCE
 from tests.fakes.resolver import FakeResolver
@@ -173,7 +174,7 @@ class PinTests(RepositoryTestCase):
 
     async def fetch(self, route: ResolvedGitRemote) -> str:
         """Fetch by a route, as the cache does; return what git said."""
-        spawn = Spawner(reactor)
+        spawn = partial(spawn_child, reactor)
         runner = GitRunner(reactor, spawn, ("http", "git", "ssh"))
         path = self.folder / "pinned.git"
         if not path.exists():

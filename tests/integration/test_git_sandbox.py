@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from twisted.internet import reactor
@@ -15,7 +16,7 @@ from twisted.trial.unittest import TestCase
 from tawebeval.git.command import GitResult, GitRunner
 from tawebeval.git.remotes import Login
 from tawebeval.git.repository import create_repository
-from tawebeval.linux.child import Spawner
+from tawebeval.linux.child import spawn_child
 from tawebeval.sandbox.bubblewrap import (
     READ_ONLY_ACCESS,
     SandboxAccess,
@@ -35,7 +36,7 @@ class SandboxTests(TestCase):
         self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         self.addCleanup(shutil.rmtree, self.folder)
         box = make_sandbox(self, self.folder)
-        self.git = GitRunner(reactor, Spawner(reactor), ("https",), box=box)
+        self.git = GitRunner(reactor, partial(spawn_child, reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):
             create_repository(path)

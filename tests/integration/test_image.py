@@ -147,6 +147,9 @@ class ImageTests(RepositoryTestCase):
             identifier = await client.evaluate(self.repository.url, self.commit, command)
             events = await client.follow(identifier)
             self.assertEqual(text(events), "1000\nevaluation\nan evaluator\n42\n")
+        words = ("exec", "--latest", "--user=999:999", "cat", "/proc/1/comm")
+        first = await deferToThread(self.podman.run, *words)
+        self.assertEqual(first.stdout, "tini\n", first.stderr)  # it reaps what has lost its parent
         await stop()
         self.assertNotIn("Traceback", log.read_text())
 

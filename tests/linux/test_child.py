@@ -15,7 +15,7 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.internet.error import ProcessDone, ProcessTerminated
 
-from tawebeval.linux.child import Spawner
+from tawebeval.linux.child import spawn_child
 from tawebeval.linux.kernel_files import list_children
 from tests.cases.children import LOOK, PATH, ProcessTestCase, Recorder, descriptors, turn
 
@@ -37,24 +37,9 @@ class HeirTests(ProcessTestCase):
         reason = await child.ended.wait()
         self.assertEqual((len(child.stdout), type(reason)), (200000, ProcessDone))
 
-    async def test_children_of_others_are_reaped_and_own_ones_are_not(self) -> None:
-        spawner = Spawner(reactor)
-        child = self.shell("exit 3", spawner=spawner)
-        other = os.fork()
-        if not other:
-            os._exit(0)
-        for pid in (child.child.pid, other):
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        spawner.reap_orphans()
-        self.assertIsNotNone(os.waitid(os.P_PID, other, os.WEXITED | os.WNOWAIT))
-        spawner.reap_orphans()
-        self.assertRaises(ChildProcessError, os.waitpid, other, os.WNOHANG)
-        self.assertEqual((await child.ended.wait()).exitCode, 3)
-
-    async def test_spawner_keeps_nothing_of_an_ended_child(self) -> None:
-        spawner = Spawner(reactor)
+    async def test_nothing_is_kept_of_an_ended_child(self) -> None:
         recorder = Recorder()
-        spawner(recorder, ["/bin/true"], PATH, "/")
+        spawn_child(reactor, recorder, ["/bin/true"], PATH, "/")
         await recorder.ended.wait()
         kept = weakref.ref(recorder)
         del recorder
@@ -99,7 +84,7 @@ class FailureTests(ProcessTestCase):
             (PermissionError, "/etc/passwd", "/"),
         ):
             with self.assertRaises(error):
-                Spawner(reactor)(recorder, [program], PATH, directory)
+                spawn_child(reactor, recorder, [program], PATH, directory)
         self.assertEqual((descriptors(), len(reactor.getReaders())), (before, readers))
         self.assertEqual(recorder.calls, [])
 
@@ -123,7 +108,7 @@ class FailureTests(ProcessTestCase):
         before = descriptors()
         self.patch(os, "pidfd_open", fail)
         with self.assertRaises(OSError):
-            Spawner(reactor)(Recorder(), ["/bin/sleep", "60"], PATH, "/")
+            spawn_child(reactor, Recorder(), ["/bin/sleep", "60"], PATH, "/")
         self.assertEqual(descriptors(), before)
         self.assertFalse(os.path.exists(f"/proc/{started[0]}"))
 
@@ -140,7 +125,7 @@ class FailureTests(ProcessTestCase):
         await turn()
         before, children = descriptors(), set(list_children("self"))
         with self.assertRaises(OSError):
-            Spawner(full)(Recorder(), ["/bin/sleep", "60"], PATH, "/")
+            spawn_child(full, Recorder(), ["/bin/sleep", "60"], PATH, "/")
         self.assertEqual(descriptors(), before)
         self.assertEqual(set(list_children("self")), children)
         self.assertNotIn(started[0], reactor.getReaders())
