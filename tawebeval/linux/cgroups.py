@@ -326,7 +326,8 @@ def is_delegated(path: str) -> bool:
     try:
         asked = subprocess.run(
             ["systemctl", "--user", "show", "--value", "--property=Delegate", units[-1]],
-            env={**os.environ, "XDG_RUNTIME_DIR": find_user_runtime_directory()},
+            # Where systemd's sockets are (pam_systemd(8)).
+            env={**os.environ, "XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"},
             capture_output=True,
             text=True,
             timeout=_ANSWER_TIMEOUT,
@@ -334,11 +335,6 @@ def is_delegated(path: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return asked.stdout.strip() == "yes"
-
-
-def find_user_runtime_directory() -> str:
-    """Return the runtime directory of the user (pam_systemd(8)), where systemd's sockets are."""
-    return f"/run/user/{os.geteuid()}"
 
 
 def _is_of_dead_process(name: str) -> bool:

@@ -261,7 +261,7 @@ class Daemon:
         return [path for path in self.cgroups() if path.name.startswith("evaluation-")]
 
     async def nothing_left(self, dead: bool = True) -> None:
-        """Wait until nothing is left of any evaluation; `dead` orphans are reaped each second."""
+        """Wait until nothing is left of any evaluation, nor a `dead` child that was not reaped."""
         try:
             await until(lambda: not self.leftovers(dead), "nothing is left")
         except AssertionError as error:

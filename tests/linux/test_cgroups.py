@@ -109,8 +109,6 @@ class UnitTests(SynchronousTestCase):
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
         self.patch(module, "SYSTEMD_MARKER_DIRECTORY", str(self.folder))
-        run = str(self.folder / "run")
-        self.patch(module, "find_user_runtime_directory", lambda: run)
         self.group = f"{self.folder}/user.slice/user@7.service/app.slice/it.service"
 
     def put_systemctl(self, script: str) -> Path:
@@ -133,7 +131,7 @@ class UnitTests(SynchronousTestCase):
         for said, delegated in (("yes", True), ("no", False)):
             self.put_systemctl(
                 'test "$*" = "--user show --value --property=Delegate it.service" || exit\n'
-                f'test "$XDG_RUNTIME_DIR" = "{self.folder}/run" && echo {said}'
+                f'test "$XDG_RUNTIME_DIR" = "/run/user/{os.geteuid()}" && echo {said}'
             )
             for below in ("", "/a/group"):
                 self.assertEqual(is_delegated(f"{self.group}{below}"), delegated)
