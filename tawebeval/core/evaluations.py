@@ -417,18 +417,16 @@ class ListEntry:
 
 
 @attrs.frozen
-class DaemonListPage:
-    """A part of the list of one daemon; `end_cursor` is the cursor after it, None at the end."""
+class ListPage:
+    """A part of a list; `end_cursor` is the cursor after it, None at the end."""
 
     end_cursor: str | None
     entries: Sequence[ListEntry]
 
 
-def make_list_page(
-    end_cursor: str | None, documents: Sequence[Mapping[str, Any]]
-) -> DaemonListPage:
+def make_list_page(end_cursor: str | None, documents: Sequence[Mapping[str, Any]]) -> ListPage:
     """Return a part of these entries. Raises: TypeError, for a value that is not JSON."""
-    return DaemonListPage(end_cursor, [ListEntry.encode(one) for one in documents])
+    return ListPage(end_cursor, [ListEntry.encode(one) for one in documents])
 
 
 class _Entry(msgspec.Struct):
@@ -442,7 +440,7 @@ class _Answer(msgspec.Struct):
     data: list[_Entry]
 
 
-def parse_list_page(body: bytes, daemon_name: str) -> DaemonListPage:
+def parse_list_page(body: bytes, daemon_name: str) -> ListPage:
     """Return the part in the answer of the daemon `daemon_name`.
 
     Raises: ValueError, with a message for the operator.
@@ -460,21 +458,9 @@ def parse_list_page(body: bytes, daemon_name: str) -> DaemonListPage:
     return part
 
 
-@attrs.frozen
-class MergedListPage:
-    """A part of the list over several daemons; `end_cursor` is as in `DaemonListPage`.
-
-    `unavailable_daemons` are the names of the daemons that have not answered.
-    """
-
-    end_cursor: str | None
-    entries: Sequence[ListEntry]
-    unavailable_daemons: Sequence[str]
-
-
 def merge_list_pages(
-    cursor: MergedListCursor, asked_daemons: Collection[str], pages: Mapping[str, DaemonListPage]
-) -> MergedListPage:
+    cursor: MergedListCursor, asked_daemons: Collection[str], pages: Mapping[str, ListPage]
+) -> ListPage:
     """Return the part after a cursor, of the `pages` of those `asked_daemons` that have answered.
 
     It is the last one if all lists have ended, or if those left belong to daemons that are away
@@ -483,9 +469,9 @@ def merge_list_pages(
     after = MergedListCursor(
         {**cursor.cursors_by_daemon, **{name: part.end_cursor for name, part in pages.items()}}
     )
-    away = sorted(set(asked_daemons) - set(pages))
-    has_more = bool(away) or any(part.end_cursor is not None for part in pages.values())
+    is_any_away = not set(asked_daemons) <= set(pages)
+    has_more = is_any_away or any(part.end_cursor is not None for part in pages.values())
     ordered = merge(
         *(pages[name].entries for name in sorted(pages)), key=attrgetter("created_time")
     )
-    return MergedListPage(str(after) if pages and has_more else None, list(ordered), away)
+    return ListPage(str(after) if pages and has_more else None, list(ordered))

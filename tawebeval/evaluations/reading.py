@@ -28,9 +28,9 @@ from tawebeval.archive.archive import ArchivedEvents
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import (
     CLIENT_VISIBLE_STATES,
-    DaemonListPage,
     EvaluationState,
     ListEntry,
+    ListPage,
     encode_compact_json,
     make_invalid_cursor_error,
     parse_list_cursor,
@@ -640,7 +640,7 @@ class EvaluationLister:
         callers: Collection[str] = ("",),
         evaluation_filter: EvaluationFilter = MATCH_ALL_FILTER,
         max_count: int | None = None,
-    ) -> DaemonListPage:
+    ) -> ListPage:
         """Return up to 100 evaluations of `callers`, or `max_count`, accepted after a cursor.
 
         `reader` is the caller that asks. There are fewer beyond `MAX_LISTED_BYTES`. None and the
@@ -692,15 +692,15 @@ class EvaluationLister:
             if following is not None and is_full:
                 end = str(one)
                 break
-        return DaemonListPage(end, entries)
+        return ListPage(end, entries)
 
     async def list_standings(
         self, reader: str, callers: Collection[str], after_cursor: str, problem: str | None
-    ) -> DaemonListPage:
+    ) -> ListPage:
         """Return standings of callers, in all problems or one; `reader` is the caller that asks."""
         caller, _, name = after_cursor.partition("/")
         if self._store is None:
-            return DaemonListPage(None, [])
+            return ListPage(None, [])
         found, end = await self._store.list_standings(
             reader, callers, (caller, name), problem, _make_standing_entry
         )
@@ -711,7 +711,7 @@ class EvaluationLister:
             if bytes_left <= 0 and len(entries) < len(found):
                 end = place
                 break
-        return DaemonListPage(end and "/".join(end), entries)
+        return ListPage(end and "/".join(end), entries)
 
 
 def _make_standing_entry(standing: Standing) -> ListEntry:

@@ -27,7 +27,7 @@ from twisted.web.iweb import IAgent
 from tawebeval import __version__
 from tawebeval.config import Configuration
 from tawebeval.core.evaluations import (
-    DaemonListPage,
+    ListPage,
     MergedListCursor,
     make_invalid_cursor_error,
     merge_list_pages,
@@ -157,7 +157,7 @@ class EvaluationLists:
         before = MergedListCursor.parse(after, (own, *others))
         cursors = before.find_unfinished_lists((own, *others))
         limit = max(1, MAX_LISTED_EVALUATIONS // max(1, len(cursors)))
-        parts: dict[str, DaemonListPage] = {}
+        parts: dict[str, ListPage] = {}
         if own in cursors:
             with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
                 parts[own] = await self._registry.lister.list_evaluations(
@@ -187,11 +187,11 @@ class EvaluationLists:
                 attempt.addErrback(lambda failure: failure.trap(CancelledError, InvalidCursor))
                 attempt.cancel()
         joint = merge_list_pages(before, cursors, parts)
-        return {**_make_page(after, joint), "away": joint.unavailable_daemons}
+        return {**_make_page(after, joint), "away": sorted(set(cursors) - set(parts))}
 
     async def _fetch_unless_away(
         self, name: str, url: str, query: Mapping[str, str], headers: Headers, limit: int
-    ) -> DaemonListPage | None:
+    ) -> ListPage | None:
         """Return a daemon's part, of `limit` entries at most; None if the daemon is away.
 
         Raises: InvalidCursor, if the daemon refuses its cursor.
