@@ -13,12 +13,13 @@ are the caller, the commit, the state, and the seconds that the state before has
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -275,14 +276,12 @@ class Evaluation:
         self.events.log.append_batch(self.failure_batch, time_ms)
 
 
-def end_evaluation_in_background(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:
-    """End an evaluation as `end_evaluation` does, without waiting for it."""
-    run_in_background(
-        end_evaluation(evaluation, failure),
-        log,
-        "{evaluation}: defect of the daemon",
-        evaluation=evaluation.details.log_name,
-    )
+def run_for_evaluation(
+    evaluation: Evaluation, coroutine: Coroutine[Deferred[Any], Any, None]
+) -> Deferred[None]:
+    """Start a coroutine that nobody waits for, as `run_in_background`."""
+    name, words = evaluation.details.log_name, "{evaluation}: defect of the daemon"
+    return run_in_background(coroutine, log, words, evaluation=name)
 
 
 async def end_evaluation(evaluation: Evaluation, failure: EvaluationFailure | None) -> None:

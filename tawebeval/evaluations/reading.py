@@ -64,10 +64,10 @@ from tawebeval.sandbox.base import Environment
 
 @attrs.define(eq=False)
 class Subscription:
-    """A stream's subscription to the events of an evaluation, and a context manager.
+    """A stream's subscription to the events of an evaluation, which reads within `reading`.
 
     `read_cursor` is the cursor after the last event read. Events have their times if
-    `includes_times`. `reading` is entered and left with the context.
+    `includes_times`.
     """
 
     read_cursor: int
@@ -75,12 +75,6 @@ class Subscription:
     reading: AbstractContextManager[object] = attrs.field(factory=nullcontext)
     includes_times: bool = False
     _has_read_end: bool = False
-
-    def __enter__(self) -> None:
-        self.reading.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.reading.__exit__(*error)
 
     @property
     def has_ended(self) -> bool:

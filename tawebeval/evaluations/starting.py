@@ -31,7 +31,7 @@ from tawebeval.core.events import (
 )
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
-from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
+from tawebeval.deferreds import FairQueue, OneShotEvent
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.building import BuildPlan, build_tree, plan_build
 from tawebeval.evaluations.context import EvaluationContext
@@ -39,8 +39,8 @@ from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import (
     Evaluation,
     end_evaluation,
-    end_evaluation_in_background,
     make_log_fields,
+    run_for_evaluation,
 )
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails, RunRow
@@ -69,12 +69,7 @@ def start_in_background(evaluation: Evaluation, slots: FairQueue) -> None:
     """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
     evaluation.slots = slots
     start = _Start(evaluation, slots)
-    startup = run_in_background(
-        start.run(),
-        log,
-        "{evaluation}: defect of the daemon",
-        evaluation=evaluation.details.log_name,
-    )
+    startup = run_for_evaluation(evaluation, start.run())
     if evaluation.run is None and not evaluation.details.state.has_ended:
         start.startup = startup
         evaluation.cancel_start = start.cancel
@@ -89,9 +84,9 @@ def requeue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
             evaluation.workspace.restore_uploaded_files(upload)
     if evaluation.stop_reason is not None:
         evaluation.events.has_events_to_restore = True
-        end_evaluation_in_background(evaluation, evaluation.stop_reason)
+        run_for_evaluation(evaluation, end_evaluation(evaluation, evaluation.stop_reason))
     elif upload is not None and upload.exists() and _is_damaged(upload, details.request.submission):
-        end_evaluation_in_background(evaluation, _DAMAGED_UPLOAD)
+        run_for_evaluation(evaluation, end_evaluation(evaluation, _DAMAGED_UPLOAD))
     else:
         start_in_background(evaluation, slots)
 
@@ -423,7 +418,7 @@ def _on_run_ended(evaluation: Evaluation, run: Run) -> None:
         words = "{evaluation}: end of stderr: {stderr!r}"
         log.info(words, **make_log_fields(evaluation.details), stderr=run.stderr_text)
     evaluation.details.run_result = run.result
-    end_evaluation_in_background(evaluation, run.failure)
+    run_for_evaluation(evaluation, end_evaluation(evaluation, run.failure))
 
 
 def _not_run(why: str | None) -> EvaluationFailure:
@@ -523,8 +518,7 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
     else:
         return
     evaluation.events.has_lost_events = failure is _LOST
-    failed = _fail(evaluation, stdout, failure)
-    run_in_background(failed, log, "{evaluation}: defect of the daemon", evaluation=name)
+    run_for_evaluation(evaluation, _fail(evaluation, stdout, failure))
 
 
 async def _fail(

@@ -175,7 +175,7 @@ async def write_events(
     `send_heartbeat()` is called after each `HEARTBEAT_SECONDS` without an event. Raises:
     DiscardedCursor, if an acknowledgement has discarded events before they were sent; ServerBusy.
     """
-    with subscription:
+    with subscription.reading:
         write(framing.first_bytes)
         while not subscription.has_ended:
             batch = await subscription.read_events(MAX_STREAM_WRITE_BYTES)

@@ -346,7 +346,7 @@ class RegistryTestCase(SynchronousTestCase):
     def send_all(self, identifier: str, caller: str = "") -> None:
         subscription = self.registry.events.subscribe(identifier, None, caller)
         assert subscription is not None
-        with subscription:
+        with subscription.reading:
             self.read(subscription)
 
     def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:

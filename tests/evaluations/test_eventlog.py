@@ -577,7 +577,7 @@ class ReadingMachine(RuleBasedStateMachine):
         """Read a stream to the end, or to events that are discarded."""
         subscription = Subscription(cursor, self.events)
         try:
-            with subscription:
+            with subscription.reading:
                 while not subscription.has_ended:
                     batch = await subscription.read_events(300)
                     self.check(cursor, batch)

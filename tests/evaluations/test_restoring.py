@@ -410,7 +410,7 @@ class RunningTests(RestoringTestCase):
                 self.assertEqual((page["data"], page["end"]), (["lost"], "end"))
                 subscription = self.registry.events.subscribe(identifier, each)
                 assert subscription is not None
-                with subscription:
+                with subscription.reading:
                     self.assertFalse(subscription.has_ended)
                     reading = Deferred.fromCoroutine(subscription.read_events(99))
                     read = self.successResultOf(reading)

@@ -245,7 +245,7 @@ class KeptTests(RegistryTestCase):
         first, _ = self.fill()
         subscription = self.registry.events.subscribe(first, None)
         assert subscription is not None
-        with self.assertRaises(ConnectionError), subscription:
+        with self.assertRaises(ConnectionError), subscription.reading:
             self.read(subscription)
             raise ConnectionError
         self.refuse()
@@ -285,7 +285,7 @@ class DiskTests(RegistryTestCase):
         self.finish(child)
         subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
-        with subscription:
+        with subscription.reading:
             self.page(identifier, END)
             self.assertEqual(self.world.disk.used, 2)
             self.assertEqual(self.read(subscription).count, 2)
@@ -335,7 +335,7 @@ class NothingLeftTests(RegistryTestCase):
         self.ask(identifier, "0", 20)
         subscription = self.registry.events.subscribe(identifier, "0")
         assert subscription is not None
-        with subscription:
+        with subscription.reading:
             self.read(subscription, 100)
         self.finish(child)
         del child, subscription

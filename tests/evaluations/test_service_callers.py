@@ -204,7 +204,7 @@ class KeptShareTests(KeptShareTestCase):
                 identifier, None, "alice", is_observer=is_observer
             )
             assert subscription is not None
-            with contextlib.suppress(ServerBusy), subscription:
+            with contextlib.suppress(ServerBusy), subscription.reading:
                 counts = events.reader_count, events.observer_count
                 self.assertEqual(counts, (int(not is_observer), int(is_observer)))
                 self.read(subscription)
