@@ -4,8 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
-SCRIPTS := scripts/bootstrap scripts/debian_root scripts/image scripts/install \
-	scripts/lock scripts/manpages scripts/npm_package scripts/recordings scripts/release
+SCRIPTS := scripts/bootstrap scripts/debian_root scripts/document_types scripts/image \
+	scripts/install scripts/lock scripts/manpages scripts/npm_package scripts/recordings scripts/release
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 # Under what the service is tested: a systemd that boots, and what looks into it.

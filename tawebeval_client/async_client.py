@@ -61,6 +61,7 @@ class AsyncClient(ClientSettings):
     pages = operations.pages
     wait = operations.wait
     run = operations.run
+    run_problem = operations.run_problem
     status = operations.status
     submission = operations.submission
     make_link = operations.make_link
@@ -69,6 +70,7 @@ class AsyncClient(ClientSettings):
     environments = operations.environments
     whoami = operations.whoami
     evaluations = operations.evaluations
+    standings = operations.standings
     problems = operations.problems
     problem = operations.problem
 

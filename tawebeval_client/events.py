@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 
+from tawebeval_client.documents import Results
 from tawebeval_client.results import judge_evaluation
 
 _CURSOR = re.compile(r"[A-Za-z0-9_-]+")
@@ -108,7 +109,7 @@ class Outcome:
     """
 
     identifier: str
-    results: Mapping[str, Any] | None
+    results: Results | None
     error: EvaluationError | None = None
 
     @property

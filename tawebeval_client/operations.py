@@ -9,15 +9,24 @@ Every request of the API can be repeated: a form by its `Idempotency-Key`, all o
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Container,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import uuid4
 
@@ -30,6 +39,17 @@ from tawebeval_client.backoff import (
     RequestOutcome,
     classify_http_status,
     parse_retry_after,
+)
+from tawebeval_client.documents import (
+    Environment,
+    JudgedProblem,
+    Link,
+    ProblemDocument,
+    Standing,
+    Status,
+    SubmittedFile,
+    Summary,
+    TokenPermissions,
 )
 from tawebeval_client.events import (
     Data,
@@ -140,7 +160,7 @@ _PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
 _NO_CONTENT = 204
 
 
-Document: TypeAlias = dict[str, Any]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -423,32 +443,32 @@ async def wait(client: ClientSettings, identifier: str) -> Outcome:
     return Outcome(identifier, summary.build_json_object(), error)
 
 
-async def run(
-    client: ClientSettings,
-    /,
-    submission: Mapping[str, Content],
-    *,
-    problem: str | None = None,
-    **fields: Any,
-) -> Outcome:
-    """Begin an evaluation, and return how it has ended.
+def _then_wait(
+    begin: Callable[Concatenate[ClientSettings, P], Coroutine[Any, Any, str]],
+) -> Callable[Concatenate[ClientSettings, P], Coroutine[Any, Any, Outcome]]:
+    """Return the operation that begins an evaluation, and returns how it has ended."""
 
-    The arguments and exceptions are those of `evaluate`, with a `problem` of `evaluate_problem`,
-    and those of `wait`.
-    """
-    if problem is None:
-        return await wait(client, await evaluate(client, submission, **fields))
-    return await wait(client, await evaluate_problem(client, problem, submission, **fields))
+    async def operation(client: ClientSettings, /, *args: P.args, **kwargs: P.kwargs) -> Outcome:
+        return await wait(client, await begin(client, *args, **kwargs))
+
+    operation.__doc__ = f"Begin as `{begin.__name__}`, and `wait`: return how it has ended."
+    signature = inspect.signature(begin).replace(return_annotation=Outcome)
+    operation.__signature__ = signature  # type: ignore[attr-defined]
+    return operation
 
 
-async def status(client: ClientSettings, identifier: str) -> Document:
+run = _then_wait(evaluate)
+run_problem = _then_wait(evaluate_problem)
+
+
+async def status(client: ClientSettings, identifier: str) -> Status:
     """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
     return await _send_request(
         client, _make_request(client, "GET", _path_of(identifier)), partial(_document, _Status)
     )
 
 
-async def submission(client: ClientSettings, identifier: str) -> list[Document]:
+async def submission(client: ClientSettings, identifier: str) -> list[SubmittedFile]:
     """Return the submitted files: `field`, `filename`, `size`, and `text` or `base64`.
 
     The content of files is absent if there is too much. Raises EvaluationGone also if only the
@@ -460,7 +480,7 @@ async def submission(client: ClientSettings, identifier: str) -> list[Document]:
 
 async def make_link(
     client: ClientSettings, identifier: str, *, lifetime: int | None = None
-) -> Document:
+) -> Link:
     """Make a link that only reads this evaluation; return the `link` and when it `expires`.
 
     A link takes the place of a token. `lifetime` is in seconds; None leaves it to the server.
@@ -483,13 +503,13 @@ async def cancel(client: ClientSettings, identifier: str) -> None:
     await _send_request(client, request, _check_deleted)
 
 
-async def environments(client: ClientSettings) -> list[Document]:
+async def environments(client: ClientSettings) -> list[Environment]:
     """Return the environments of the server: name, description and digest of each."""
     request = _make_request(client, "GET", "/environments")
     return await _send_request(client, request, partial(_documents, "data", _Environment))
 
 
-async def whoami(client: ClientSettings) -> Document:
+async def whoami(client: ClientSettings) -> TokenPermissions:
     """Return the name of the `caller`, None without tokens, and what its token permits."""
     return await _send_request(
         client, _make_request(client, "GET", "/whoami"), partial(_document, _Caller)
@@ -504,11 +524,13 @@ def evaluations(
     since: datetime | None = None,
     until: datetime | None = None,
     problem: str | None = None,
+    caller: str | None = None,
     on_unreachable_daemons: Callable[[Sequence[str]], object] = lambda names: None,
-) -> AsyncGenerator[Document, None]:
-    """Yield the caller's evaluations that the server still has, each once, oldest first.
+) -> AsyncGenerator[Summary, None]:
+    """Yield the evaluations that the server still has, each once, oldest first.
 
-    Only those in this state, of this problem, with these labels, and accepted from `since` on,
+    They are those of the caller, and of members of the groups that its token supervises: only those
+    in this state, of this problem and `caller`, with these labels, and accepted from `since` on,
     before `until`; both times have a time zone. Raises InvalidRequest for a state, problem or
     label that cannot be.
 
@@ -520,16 +542,29 @@ def evaluations(
         name: None if moment is None else moment.isoformat()
         for name, moment in (("since", since), ("until", until))
     }
-    wanted = {"state": state, "problem": problem, **times, **_fields_of("metadata", metadata)}
-    return _list(client, "/evaluations", wanted, _Summary, "evaluation_id", on_unreachable_daemons)
+    wanted = {"state": state, "problem": problem, "caller": caller}
+    wanted |= {**times, **_fields_of("metadata", metadata)}
+    members = ("evaluation_id",)
+    return _list(client, "/evaluations", wanted, _Summary, members, on_unreachable_daemons)
 
 
-def problems(client: ClientSettings) -> AsyncGenerator[Document, None]:
+def standings(
+    client: ClientSettings, *, problem: str | None = None, caller: str | None = None
+) -> AsyncGenerator[Standing, None]:
+    """Yield what the caller has reached in each problem, or members of groups that it supervises.
+
+    Only that in this problem, and of this `caller`. The order is that of callers and problems.
+    """
+    wanted = {"problem": problem, "caller": caller}
+    return _list(client, "/standings", wanted, _Standing, ("caller", "problem"))
+
+
+def problems(client: ClientSettings) -> AsyncGenerator[JudgedProblem, None]:
     """Yield the problems of the server that the caller may use, in the order of their names."""
-    return _list(client, "/problems", {}, _ListedProblem, "name", lambda names: None)
+    return _list(client, "/problems", {}, _ListedProblem, ("name",))
 
 
-async def problem(client: ClientSettings, name: str) -> Document:
+async def problem(client: ClientSettings, name: str) -> ProblemDocument:
     """Return a problem with its `statement`. Raises InvalidRequest for an unknown problem."""
     request = _make_request(client, "GET", _path_of_problem(name))
     return await _name_unknown_problem(_send_request(client, request, partial(_document, _Problem)))
@@ -540,19 +575,20 @@ async def _list(
     path: str,
     wanted: Mapping[str, str | None],
     kind: type[msgspec.Struct],
-    identifier: str,
-    on_unreachable_daemons: Callable[[Sequence[str]], object],
-) -> AsyncGenerator[Document, None]:
-    """Yield the entries of a list, which are of this kind; a member identifies them."""
+    members: Sequence[str],
+    on_unreachable_daemons: Callable[[Sequence[str]], object] = lambda names: None,
+) -> AsyncGenerator[Any, None]:
+    """Yield the entries of a list, which are of this kind; these members identify them."""
     after: str | None = None
     cursors: set[str] = set()
-    yielded: set[str] = set()
+    yielded: set[tuple[object, ...]] = set()
     while True:
         request = _make_request(client, "GET", path + _query(after=after, **wanted))
         listing = await _send_request(client, request, partial(_listing, kind, cursors))
         for entry in listing.data:
-            if entry[identifier] not in yielded:
-                yielded.add(entry[identifier])
+            identity = tuple(entry[member] for member in members)
+            if identity not in yielded:
+                yielded.add(identity)
                 yield entry
         after = listing.end
         if after is None:
@@ -621,6 +657,12 @@ class _Summary(_Status, kw_only=True):
     created: str
 
 
+class _Standing(msgspec.Struct):
+    caller: str | None
+    problem: str
+    best: _Summary
+
+
 class _ListedProblem(msgspec.Struct):
     name: str
     title: str
@@ -659,19 +701,19 @@ class _Accepted(msgspec.Struct):
 
 class _Listing(msgspec.Struct):
     end: str | None
-    data: list[Document]
+    data: list[dict[str, Any]]
     away: list[str] = []
 
 
-def _document(kind: type[msgspec.Struct], response: Response) -> Document:
-    return _check_kind(_decode(response, Document), kind)
+def _document(kind: type[msgspec.Struct], response: Response) -> Any:
+    """Return a document of which the members are checked that this library or the command uses."""
+    return _check_kind(_decode(response, dict[str, Any]), kind)
 
 
-def _documents(member: str, kind: type[msgspec.Struct], response: Response) -> list[Document]:
+def _documents(member: str, kind: type[msgspec.Struct], response: Response) -> Any:
     """Return the documents in a member of an answer."""
-    listed: Any = _decode(response, Document).get(member)
-    documents: list[Document] = _check_kind(listed, list[kind])  # type: ignore[valid-type]
-    return documents
+    listed = _decode(response, dict[str, Any]).get(member)
+    return _check_kind(listed, list[kind])  # type: ignore[valid-type]
 
 
 def _identifier(response: Response) -> str:

@@ -19,10 +19,11 @@ bounded likewise.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
+
+from tawebeval_client.documents import Results
 
 MAX_GOALS = 100
 """Goals that a summary has at most; later ones are only counted."""
@@ -176,24 +177,31 @@ class ResultSummary(msgspec.Struct, array_like=True):
         """Return the summary that was packed. Raises msgspec.DecodeError."""
         return msgspec.msgpack.decode(packed, type=cls)
 
-    def build_json_object(self) -> dict[str, Any] | None:
+    def build_json_object(self) -> Results | None:
         """Return the summary as a JSON object; None if there was no result."""
         progress, score = self.progress, self.score
         if not (self.goals or self.omitted_count or self.cases or progress or score):
             return None
         return {
-            "goals": {msgspec.json.decode(name): reached for name, reached in self.goals.items()},
+            "goals": {msgspec.json.decode(name, type=str): self.goals[name] for name in self.goals},
             "goals_omitted": self.omitted_count,
             "cases": dict(self.cases),
-            "progress": progress and {"done": progress.done, "total": progress.total},
-            "score": score and {"score": _shorten(score.score), "maximum": _shorten(score.maximum)},
+            "progress": None
+            if progress is None
+            else {"done": progress.done, "total": progress.total},
+            "score": None
+            if score is None
+            else {
+                "score": _shorten(score.score),
+                "maximum": None if score.maximum is None else _shorten(score.maximum),
+            },
         }
 
 
 _FIRST = ("judge_error", "compile_error")  # which say more than any other verdict
 
 
-def judge_evaluation(reason: str | None, results: Mapping[str, Any] | None) -> str:
+def judge_evaluation(reason: str | None, results: Results | None) -> str:
     """Return the verdict of an ended evaluation in words, the same as on the page.
 
     `reason` is that of its failure, `results` the summary of its status. The verdict is "finished"
@@ -239,6 +247,6 @@ def _describe_uncounted(json_value: bytes, kind: str, message: str) -> str:
     )
 
 
-def _shorten(number: float | None) -> float | int | None:
+def _shorten(number: float) -> float:
     """Return an integer for a whole number, as the evaluator most likely wrote it."""
-    return int(number) if number is not None and number.is_integer() else number
+    return int(number) if number.is_integer() else number

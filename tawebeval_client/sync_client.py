@@ -322,6 +322,7 @@ class Client(ClientSettings):
     pages = _iterate(operations.pages)
     wait = _block(operations.wait)
     run = _block(operations.run)
+    run_problem = _block(operations.run_problem)
     status = _block(operations.status)
     submission = _block(operations.submission)
     make_link = _block(operations.make_link)
@@ -330,6 +331,7 @@ class Client(ClientSettings):
     environments = _block(operations.environments)
     whoami = _block(operations.whoami)
     evaluations = _iterate(operations.evaluations)
+    standings = _iterate(operations.standings)
     problems = _iterate(operations.problems)
     problem = _block(operations.problem)
 

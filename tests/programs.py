@@ -56,6 +56,7 @@ USES = (
     Use("jq", _integration("test_documented_commands")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
     Use("/usr/bin/node", _integration("test_client_packages test_page_modules")),
+    Use("/usr/bin/node", _integration("test_client_types"), npm="typescript"),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
     Use("/usr/bin/go /usr/bin/rustc", _integration("test_toolchains"), optional=True),
     Use("git-lfs", _integration("test_lfs")),

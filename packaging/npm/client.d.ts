@@ -1,42 +1,25 @@
 /** Types of `client.js`, whose comments describe each method. */
 
-/** What the server says about a refused request (RFC 9457). */
-export interface ProblemDocument {
-  status?: number;
-  detail?: string;
-  message?: string;
-  /** The invalid field of the form. */
-  field?: string;
-  /** The oldest usable cursor, if the events after the requested one are discarded. */
-  oldest?: string;
-  [member: string]: unknown;
-}
+import type {
+  DataEvent,
+  Environment,
+  JudgedProblem,
+  Link,
+  Page,
+  Problem,
+  ProblemDocument,
+  Standing,
+  Status,
+  SubmittedFile,
+  Summary,
+  TextEvent,
+  TokenPermissions,
+} from "./documents.js";
 
-/** Printed text, data of the evaluator, or an event of a later version. */
-export type EvaluationEvent =
-  | { type: "text"; payload: string; time?: string }
-  | { type: "data"; payload: any; time?: string };
+export type * from "./documents.js";
 
-/** Consecutive events. `end` is null after the last one. */
-export interface Page {
-  begin: string | null;
-  end: string | null;
-  data: EvaluationEvent[];
-}
-
-/** A status, a summary in a list, a problem or an environment: members as in the API. */
-export interface Document {
-  [member: string]: any;
-}
-
-/** A submitted file: with `text` or `base64`, or without both if there is too much. */
-export interface SubmittedFile {
-  field: string;
-  filename: string;
-  size: number;
-  text?: string;
-  base64?: string;
-}
+/** Printed text, or data of the evaluator. Later versions of the server may send other events. */
+export type EvaluationEvent = TextEvent | DataEvent;
 
 /** The pause before a retry. */
 export interface Notice {
@@ -98,9 +81,10 @@ export interface StreamOptions {
 
 /** An error response. */
 export class Refused extends Error {
-  constructor(status: number, problem: ProblemDocument, retryAfter: number);
+  constructor(status: number, problem: Partial<Problem>, retryAfter: number);
   readonly status: number;
-  readonly problem: ProblemDocument;
+  /** What the server says (RFC 9457); empty if a proxy answers. */
+  readonly problem: Partial<Problem>;
   /** Seconds, 0 if the server does not say. */
   readonly retryAfter: number;
 }
@@ -115,20 +99,20 @@ export class Client {
     form?: FormData,
     options?: SubmitOptions & { evaluator?: "current" },
   ): Promise<string>;
-  status(id: string, options?: RequestOptions): Promise<Document>;
+  status(id: string, options?: RequestOptions): Promise<Status>;
   submission(id: string, options?: RequestOptions): Promise<SubmittedFile[]>;
   makeLink(
     id: string,
     options?: RequestOptions & { lifetime?: number },
-  ): Promise<{ link: string; expires: string }>;
+  ): Promise<Link>;
   revokeLinks(id: string, options?: RequestOptions): Promise<void>;
   cancel(id: string, options?: RequestOptions): Promise<void>;
-  evaluations(options?: EvaluationsOptions): AsyncGenerator<Document, void, void>;
-  standings(options?: RequestOptions): AsyncGenerator<Document, void, void>;
-  whoami(options?: RequestOptions): Promise<Document>;
-  problem(name: string, options?: RequestOptions): Promise<Document>;
-  problems(options?: ListOptions): AsyncGenerator<Document, void, void>;
-  environments(options?: RequestOptions): Promise<Document[]>;
+  evaluations(options?: EvaluationsOptions): AsyncGenerator<Summary, void, void>;
+  standings(options?: RequestOptions): AsyncGenerator<Standing, void, void>;
+  whoami(options?: RequestOptions): Promise<TokenPermissions>;
+  problem(name: string, options?: RequestOptions): Promise<ProblemDocument>;
+  problems(options?: ListOptions): AsyncGenerator<JudgedProblem, void, void>;
+  environments(options?: RequestOptions): Promise<Environment[]>;
   events(id: string, options?: PagesOptions): AsyncGenerator<EvaluationEvent, void, void>;
   pages(id: string, options?: PagesOptions): AsyncGenerator<Page, void, void>;
   stream(id: string, options?: StreamOptions): AsyncGenerator<Page, void, void>;

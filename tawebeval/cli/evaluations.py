@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
@@ -175,7 +176,7 @@ def problems(name: str | None, as_json: bool, context: CommandContext) -> None:
         rows.insert(0, ("NAME", "FIELDS", "TITLE"))
         print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
         return
-    document = context.client.problem(name)
+    document = {**context.client.problem(name)}
     if not as_json:
         document.pop("pictures", None)  # up to 700 KB of base64
     _print_document(context, document, as_json)
@@ -205,7 +206,7 @@ def whoami(as_json: bool, context: CommandContext) -> None:
     _print_document(context, context.client.whoami(), as_json)
 
 
-def format_row(document: dict[str, Any], now: datetime) -> str:
+def format_row(document: Mapping[str, Any], now: datetime) -> str:
     """Return the line of an evaluation in a list."""
     created = datetime.fromisoformat(document["created"])
     state, error = document["state"], document.get("error")
@@ -223,7 +224,7 @@ def format_row(document: dict[str, Any], now: datetime) -> str:
     return escape_table_row(row)
 
 
-def format_title(problem: dict[str, Any]) -> str:
+def format_title(problem: Mapping[str, Any]) -> str:
     """Return the title of a problem, and when it closes, in the time zone of this machine."""
     if not problem.get("closes"):
         return str(problem["title"])
@@ -239,11 +240,11 @@ def format_age(seconds: float) -> str:
     return f"{max(0, int(seconds))} s"
 
 
-def _print_document(context: CommandContext, document: dict[str, Any], as_json: bool) -> None:
+def _print_document(context: CommandContext, document: Mapping[str, Any], as_json: bool) -> None:
     context.screen.print_text((format_json if as_json else format_status)(document))
 
 
-def format_status(document: dict[str, Any]) -> str:
+def format_status(document: Mapping[str, Any]) -> str:
     """Return the lines of a status document, without empty members."""
     lines = []
     for name, value in document.items():

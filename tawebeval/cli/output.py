@@ -204,14 +204,14 @@ class Screen:
         """Show the message of `show_status` again, unless a partial line stands in its place."""
         if not self._status or (self._begun and self._out.isatty()):
             return
-        results = self._results.build_json_object() or {}
+        results: Mapping[str, Any] = self._results.build_json_object() or {}
         words = [self._status]
         if (progress := results.get("progress")) and progress["total"] > 0:
             done, total = progress["done"], progress["total"]
             bar = "#" * (_BAR_WIDTH * max(0, min(done, total)) // total)
             words.append(f"[{bar:-<{_BAR_WIDTH}}] {done}/{total}")
         if results:
-            words += summarize_results(results | {"progress": None})
+            words += summarize_results({**results, "progress": None})
         text = escape_control_characters(", ".join(words).replace("\n", " "))
         columns = 0
         with suppress(OSError):  # shutil would look at stdout, which may go to a file
@@ -235,7 +235,7 @@ class Screen:
         if self.shows_summary:
             self.verdict = Outcome("", results, self._error).verdict
         if results is not None and results["cases"] and self.shows_summary and not self._lines:
-            words = summarize_results(results | {"progress": None})
+            words = summarize_results({**results, "progress": None})
             self.show_message(f"summary: {', '.join(words)}", "cyan")
         if uncounted and not self._lines:
             self.show_message(f"warning: {uncounted}", "yellow")
@@ -343,7 +343,7 @@ def format_value(data: Data) -> str:
     return data.raw_json
 
 
-def summarize_results(results: dict[str, Any] | None) -> list[str]:
+def summarize_results(results: Mapping[str, Any] | None) -> list[str]:
     """Return the results of a status document in a few words each, the most telling first."""
     if results is None:
         return []
@@ -383,7 +383,7 @@ def format_json(value: Any) -> str:
 
 def print_list(
     screen: Screen,
-    documents: Sequence[dict[str, Any]],
+    documents: Sequence[Mapping[str, Any]],
     as_json: bool,
     row_format: str,
     rows: Iterable[Sequence[object]],

@@ -512,7 +512,7 @@ def _build_environment(environment: Environment | None, name: str | None) -> dic
     return {"name": environment.name, "digest": environment.digest}
 
 
-def _build_results(details: EvaluationDetails) -> dict[str, Any] | None:
+def _build_results(details: EvaluationDetails) -> Mapping[str, Any] | None:
     return None if details.result_summary is None else details.result_summary.build_json_object()
 
 

@@ -441,7 +441,10 @@ class StepTests(SynchronousTestCase):
         )
         for begin, path in (
             (partial(operations.run, repository="r", commit="c", evaluator_cmd="e"), "/evaluate"),
-            (partial(operations.run, problem="p"), "/problems/p/evaluate"),
+            (
+                lambda *given: operations.run_problem(given[0], "p", given[1]),
+                "/problems/p/evaluate",
+            ),
         ):
             for listed, verdict in (
                 ((case % "accepted",), "accepted"),
@@ -556,6 +559,18 @@ class StepTests(SynchronousTestCase):
         parts = [json_response(f'{{"end":"{end}","data":[]}}') for end in "121"]
         _, result = play(operations.problems(self.client), *parts)
         self.assertIn("the cursor '1' comes twice in a list", str(result))
+
+    def test_standings_are_read_of_each_caller_and_problem_once(self) -> None:
+        best = '{"evaluation_id":"x","state":"queued","created":"2026-11-20T20:07:08Z"}'
+        one, two = (f'{{"caller":"{name}","problem":"p","best":{best}}}' for name in ("a", "b"))
+        steps, found = play(
+            gathered(operations.standings(self.client, problem="p", caller="c")),
+            json_response(f'{{"end":"1","data":[{one}]}}'),
+            json_response(f'{{"end":null,"data":[{one},{two}]}}'),
+        )
+        self.assertEqual([standing["caller"] for standing in found], ["a", "b"])
+        sent = [step.url.partition("?")[2] for step in steps if isinstance(step, HttpRequest)]
+        self.assertEqual(sent, ["problem=p&caller=c", "after=1&problem=p&caller=c"])
 
     def test_entry_that_comes_in_two_parts_of_a_list_is_told_once(self) -> None:
         entry = '{"evaluation_id":"x","state":"running","created":"2026-11-20T20:07:08Z"}'

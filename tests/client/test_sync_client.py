@@ -195,7 +195,7 @@ class SyncClientTests(SynchronousTestCase):
             child = os.fork()
             if child == 0:
                 try:
-                    os._exit(0 if client.status("x") == {"state": "running"} else 1)
+                    os._exit(0 if client.status("x")["state"] == "running" else 1)
                 finally:
                     os._exit(2)
             _, status = os.waitpid(child, 0)

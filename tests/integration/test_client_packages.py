@@ -52,18 +52,21 @@ console.log(JSON.stringify({ printed, last, status }));
 """
 
 
+def install_package(folder: Path) -> Path:
+    """Build the package of npm, and unpack it where programs in the folder find it."""
+    subprocess.run([sys.executable, ROOT / "scripts" / "npm_package", folder], check=True)
+    (package,) = folder.glob("*.tgz")
+    with tarfile.open(package) as file:
+        file.extractall(folder / "node_modules", filter="data")
+    return (folder / "node_modules" / "package").rename(folder / "node_modules/tawebeval-client")
+
+
 class NodeTests(DaemonTestCase):
     skip = WITHOUT_NODE
 
     async def setUp(self) -> None:
         await super().setUp()
-        subprocess.run([sys.executable, ROOT / "scripts" / "npm_package", self.folder], check=True)
-        (package,) = self.folder.glob("*.tgz")
-        self.module = self.folder / "node_modules" / "tawebeval-client"
-        with tarfile.open(package) as file:
-            file.extractall(self.folder / "unpacked")
-        self.module.parent.mkdir()
-        (self.folder / "unpacked" / "package").rename(self.module)
+        self.module = install_package(self.folder)
 
     async def run_node(self, program: str, *arguments: str) -> object:
         script = self.folder / "program.mjs"
