@@ -50,7 +50,7 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.linux import kernel_files
 from tawebeval.linux.child import ChildProcess, kill_adopted_process
 from tawebeval.linux.filetree import add_path_to_errors
-from tawebeval.linux.kernel_files import signal_sandbox
+from tawebeval.linux.kernel_files import make_sealed_memfd, signal_sandbox
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.starter_client import pack_program
 from tawebeval.linux.tail import TailedProcess
@@ -566,23 +566,17 @@ class BubblewrapSandbox(Sandbox):
 
     - `bwrap_path`: the path of bwrap.
     - `sandbox_files_directory`: the directory of `write_sandbox_files`.
-    - `filter_descriptors`: those of the system call filters (`make_seccomp_filters`).
+    - `filters`: the programs of the system call filters (`make_seccomp_filters`).
     - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
     """
 
     run_class: ClassVar[type[SandboxedRun]] = BubblewrapRun
     bwrap_path: str
     sandbox_files_directory: Path
-    filter_descriptors: tuple[int, ...]
+    filters: Sequence[bytes]
     readable_paths: Sequence[str]
     has_network: bool
-    _filters: Sequence[Mapping[str, str]] | None = attrs.field(default=None, init=False)
-
-    def close(self) -> None:
-        """Close `writable_trees` and the filters. Blocks."""
-        super().close()
-        for descriptor in self.filter_descriptors:
-            os.close(descriptor)
+    _filter_files: Sequence[Mapping[str, str]] | None = attrs.field(default=None, init=False)
 
     def make_system_view(self, environment: Environment | None = None) -> SystemView:
         """Return what runs in an environment see as their system. Blocks. Raises: OSError."""
@@ -597,15 +591,12 @@ class BubblewrapSandbox(Sandbox):
 
         They are files: in a `LaunchSpec` they would be three quarters of it, twice in each start.
         """
-        if self._filters is None:
-            self._filters = [
-                {"read": str(self._store_filter(one))} for one in self.filter_descriptors
-            ]
-        return self._filters
+        if self._filter_files is None:
+            self._filter_files = [{"read": str(self._store_filter(one))} for one in self.filters]
+        return self._filter_files
 
-    def _store_filter(self, descriptor: int) -> Path:
+    def _store_filter(self, program: bytes) -> Path:
         """Write a filter into a file; its name has the digest, for brokers outlive the daemon."""
-        program = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         name = f"filter-{hashlib.sha256(program).hexdigest()[:16]}"
         _store_file(self.sandbox_files_directory / name, program, 0o444)
         return self.sandbox_files_directory / name
@@ -674,14 +665,14 @@ READ_ONLY_ACCESS = SandboxAccess()
 class HelperSandbox:
     """A way to run trusted commands: in a sandbox of bubblewrap, or with the daemon's rights.
 
-    `bwrap_path` is the path of bwrap, None without a sandbox. `filter_descriptors` are those of the
+    `bwrap_path` is the path of bwrap, None without a sandbox. `filters` are the programs of the
     system call filters. `system_options` are the bwrap options that show what programs need,
     `network_options` those for what a network needs besides. Each shown file makes the start
     longer.
     """
 
     bwrap_path: str | None = None
-    filter_descriptors: tuple[int, ...] = ()
+    filters: Sequence[bytes] = ()
     system_options: Sequence[str] = ()
     network_options: Sequence[str] = ()
 
@@ -694,11 +685,12 @@ class HelperSandbox:
             yield (), ()
             return
         with ExitStack() as opened:
-            filters = []  # with file offsets of their own
-            for filter_ in self.filter_descriptors:
-                filters.append(os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC))
-                opened.callback(os.close, filters[-1])
-            yield [self.bwrap_path, *self._build_options(repository, access, filters)], filters
+            descriptors: list[int] = []
+            for program in self.filters:
+                descriptors.append(make_sealed_memfd("filter", program))
+                opened.callback(os.close, descriptors[-1])
+            options = self._build_options(repository, access, descriptors)
+            yield [self.bwrap_path, *options], descriptors
 
     def _build_options(
         self, repository: Path | None, access: SandboxAccess, filters: Sequence[int]

@@ -25,7 +25,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.kernel_files import make_sealed_memfd
 
 ALLOW = 0x7FFF0000
 """The action that lets a call through."""
@@ -341,8 +340,8 @@ _REFUSED_ARGUMENTS: Mapping[str, _Refusals] = {
 }
 
 
-def make_seccomp_filters(*, internet: bool) -> tuple[int, int]:
-    """Return descriptors of both filters' programs: files in memory, read from their start.
+def make_seccomp_filters(*, internet: bool) -> tuple[bytes, bytes]:
+    """Return the programs of both filters.
 
     They have to be loaded in this order: the second one refuses to load more. `internet` allows
     sockets of IPv4 and IPv6. Raises: ConfigurationError, if libseccomp is not installed or fails.
@@ -357,7 +356,7 @@ def make_seccomp_filters(*, internet: bool) -> tuple[int, int]:
             for error, conditions in refusals
         ),
     )
-    return make_sealed_memfd("seccomp", allowing), make_sealed_memfd("seccomp", refusing)
+    return allowing, refusing
 
 
 def _list_calls(refused_by_arguments: Iterable[str]) -> Iterator[FilterRule]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Iterable
 
@@ -29,8 +28,8 @@ class FilterStack:
     filters: tuple[Filter, ...]
 
     @classmethod
-    def read(cls, descriptors: Iterable[int]) -> FilterStack:
-        return cls(tuple(Filter.parse(os.pread(each, 2**20, 0)) for each in descriptors))
+    def parse(cls, programs: Iterable[bytes]) -> FilterStack:
+        return cls(tuple(map(Filter.parse, programs)))
 
     def answer(self, number: int, *arguments: int, architecture: int) -> int:
         answers = [

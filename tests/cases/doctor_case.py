@@ -93,9 +93,9 @@ class DoctorTestCase(SynchronousTestCase):
         self.accounts, self.users = accounts, os.listdir(accounts)
         if configuration.sandbox.kind == "none":
             return NoSandbox(configuration.limits, cgroups, self.trees, accounts / TOOLS_NAME)
-        filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.network
         shared = configuration.limits, cgroups, self.trees
-        return BubblewrapSandbox(*shared, "/usr/bin/bwrap", accounts, (filter_,), (), network)
+        network = configuration.sandbox.network
+        return BubblewrapSandbox(*shared, "/usr/bin/bwrap", accounts, (), (), network)
 
     def probe_with_overlays(self, sandbox: object, places: ProbeDirectories) -> SetupProblem | None:
         self.places.append(places)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from functools import partial
@@ -37,14 +36,12 @@ MOST = 2**30
 """Bytes that a fetch may add."""
 
 
-def make_sandbox(case: TestCase, folder: Path) -> HelperSandbox:
+def make_sandbox(folder: Path) -> HelperSandbox:
     """Return the sandbox of git, with its files in a folder, until the end of a test."""
     accounts = folder / "accounts"
     accounts.mkdir()
     write_sandbox_files(accounts)
     filters = make_seccomp_filters(internet=True)
-    for descriptor in filters:
-        case.addCleanup(os.close, descriptor)
     views = tuple(build_system_options(accounts)), tuple(build_file_options(NETWORK_FILES))
     return HelperSandbox(shutil.which("bwrap") or "", filters, *views)
 
@@ -65,7 +62,7 @@ class BareRepositoryCase(TestCase):
         self.threads = WorkerThreads.create(reactor, 4, "work")
         self.threads.start()
         self.addCleanup(self.threads.stop)
-        box = make_sandbox(self, self.folder)
+        box = make_sandbox(self.folder)
         self.path = self.folder / "cached.git"
         protocols = ("file", "git", "http", "https")
         policy = HostPolicy(allowed_private_networks=("127.0.0.0/8",))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import platform
 import resource
 
@@ -40,10 +39,7 @@ class CallAttacks(AttackCase):
         self.assertNotIn("succeeded", (await self.attack(calls.OTHER_ARCHITECTURES)).text)
 
     def filters(self) -> FilterStack:
-        descriptors = make_seccomp_filters(internet=False)
-        for descriptor in descriptors:
-            self.addCleanup(os.close, descriptor)
-        return FilterStack.read(descriptors)
+        return FilterStack.parse(make_seccomp_filters(internet=False))
 
     async def test_no_terminal_can_be_typed_into(self) -> None:
         attacked = await self.attack(calls.TERMINAL)

@@ -35,7 +35,7 @@ class SandboxTests(TestCase):
     async def setUp(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         self.addCleanup(shutil.rmtree, self.folder)
-        box = make_sandbox(self, self.folder)
+        box = make_sandbox(self.folder)
         self.git = GitRunner(reactor, partial(spawn_child, reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):

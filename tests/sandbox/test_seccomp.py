@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -159,10 +158,8 @@ class FilterTestCase(SynchronousTestCase):
         self.filter = self.make()
 
     def make(self, *, internet: bool = False) -> FilterStack:
-        self.descriptors = make_seccomp_filters(internet=internet)
-        for descriptor in self.descriptors:
-            self.addCleanup(os.close, descriptor)
-        return FilterStack.read(self.descriptors)
+        self.programs = make_seccomp_filters(internet=internet)
+        return FilterStack.parse(self.programs)
 
     def ask(self, name: str, *arguments: int) -> int:
         number = resolve_call(name)
@@ -248,10 +245,9 @@ class ArgumentTests(FilterTestCase):
 
 class FileTests(FilterTestCase):
     def test_each_program_is_one_that_the_kernel_takes(self) -> None:
-        for descriptor, one in zip(self.descriptors, self.filter.filters, strict=True):
-            size = os.fstat(descriptor).st_size
-            self.assertEqual(len(one.instructions) * 8, size)
-            self.assertLessEqual(size // 8, MOST_INSTRUCTIONS)
+        for program, one in zip(self.programs, self.filter.filters, strict=True):
+            self.assertEqual(len(one.instructions) * 8, len(program))
+            self.assertLessEqual(len(one.instructions), MOST_INSTRUCTIONS)
             self.assertEqual(one.instructions[-1][0], 0x06, "no way on past the last one")
 
     def test_refusals_are_loaded_last(self) -> None:
@@ -260,10 +256,6 @@ class FileTests(FilterTestCase):
             for one in self.filter.filters
         ]
         self.assertEqual(answers, [ALLOW, ERRNO | errno.EINVAL])
-
-    def test_descriptors_of_filters_are_not_inherited(self) -> None:
-        for descriptor in self.descriptors:
-            self.assertFalse(os.get_inheritable(descriptor))
 
     def test_calls_that_the_library_does_not_know_are_left_out(self) -> None:
         known = seccomp.resolve_call
@@ -281,11 +273,10 @@ class FileTests(FilterTestCase):
 
     def test_filters_are_made_where_the_kernel_cannot_be_asked(self) -> None:
         child = subprocess.run(
-            [sys.executable, "-c", UNDER_ITSELF, *map(str, self.descriptors)],
+            [sys.executable, "-c", UNDER_ITSELF, *(each.hex() for each in self.programs)],
             capture_output=True,
             text=True,
             check=False,
-            pass_fds=self.descriptors,
         )
         self.assertEqual((child.stdout, child.stderr), ("the same\n", ""))
 
@@ -298,14 +289,11 @@ from tawebeval.sandbox.seccomp import make_seccomp_filters
 class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
-def read(descriptors):
-    return [os.pread(descriptor, 2**20, 0) for descriptor in descriptors]
-
-libc, programs = ctypes.CDLL(None, use_errno=True), read(map(int, sys.argv[1:]))
+libc, programs = ctypes.CDLL(None, use_errno=True), tuple(map(bytes.fromhex, sys.argv[1:]))
 assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
 for program in programs:  # PR_SET_SECCOMP
     assert libc.prctl(22, 2, ctypes.byref(Program(len(program) // 8, program))) == 0
-assert read(make_seccomp_filters(internet=False)) == programs
+assert make_seccomp_filters(internet=False) == programs
 print("the same")
 """
 
