@@ -278,7 +278,6 @@ class RepositoryFetchSettings(Section, frozen=True):
 
     protocols: tuple[Literal["https", "http", "git", "ssh", "file"], ...] = ("https",)
     allow_hosts: tuple[_Host, ...] = ()
-    deny_hosts: tuple[_Host, ...] = ()
     private_networks: tuple[str, ...] = ()
     credentials: tuple[CredentialSettings, ...] = ()
     cache: _Bytes = 10 * GIB

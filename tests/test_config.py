@@ -543,8 +543,8 @@ class ErrorTests(RefusalTestCase):
             ("[callers]\norigins = ['x']", "callers.origins[0]: 'x' should be an origin"),
             ("[repositories]\nallow_hosts = ['a b']", "repositories.allow_hosts[0]: "),
             (
-                "[repositories]\ndeny_hosts = ['*']",
-                "repositories.deny_hosts[0]: '*' should be a host",
+                "[repositories]\nallow_hosts = ['*']",
+                "repositories.allow_hosts[0]: '*' should be a host",
             ),
             ("[evaluations.environment]\n1A = ''", "evaluations.environment: '1A' should be"),
             ('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: "),

@@ -190,13 +190,12 @@ def is_public_address(address: IPAddress) -> bool:
 class HostPolicy:
     """The operator's rules for hosts: name patterns (`example.org`, `*.example.org`) and networks.
 
-    An empty `allowed_hosts` allows every host that `denied_hosts` does not match.
+    An empty `allowed_hosts` allows every host.
     `allowed_private_networks` are allowed although they are not public. `settings_section` is the
     configuration table of these rules, for messages.
     """
 
     allowed_hosts: Sequence[str] = ()
-    denied_hosts: Sequence[str] = ()
     allowed_private_networks: Sequence[str] = ()
     settings_section: str = "repositories"
     _networks: Sequence[IPNetwork] = attrs.field(init=False)
@@ -207,8 +206,6 @@ class HostPolicy:
 
     def check_host(self, server: ServerAddress) -> None:
         """Check the host of a URL before it is looked up. Raises ForbiddenHost."""
-        if any(matches_host_pattern(server.host, pattern) for pattern in self.denied_hosts):
-            raise _forbidden(server, f"is denied by {self.settings_section}.deny_hosts")
         if self.allowed_hosts and not any(
             matches_host_pattern(server.host, pattern) for pattern in self.allowed_hosts
         ):

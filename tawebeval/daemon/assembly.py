@@ -447,7 +447,7 @@ def open_runner(base: AssemblyContext) -> Sandbox:
 def build_repositories(base: AssemblyContext, keyring: GitKeyring) -> RepositoryCache:
     """Return the cache of repositories, whose fetches hold the rules of `[repositories]`."""
     settings, directories = base.configuration.repositories, base.directories
-    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
+    policy = HostPolicy(settings.allow_hosts, settings.private_networks)
     remotes = RemoteResolver(
         CheckedResolver(policy, base.threads.make_resolver(12, "servers"), base.reactor),
         (directories.repositories, directories.uploads, directories.evaluations),

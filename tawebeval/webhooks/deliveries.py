@@ -398,7 +398,7 @@ def make_callback_queue(
     `environment` is that of the daemon, for the credentials of systemd. Raises: ConfigurationError,
     if the secrets cannot be read.
     """
-    policy = HostPolicy(settings.allow_hosts, (), settings.private_networks, "callbacks")
+    policy = HostPolicy(settings.allow_hosts, settings.private_networks, "callbacks")
     tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
     sender = WebhookSender(
         CheckedResolver(policy, resolver, reactor),

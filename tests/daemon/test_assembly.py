@@ -401,7 +401,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_rules_for_hosts_are_those_of_the_configuration(self) -> None:
         caches = self.note_calls("RepositoryCache")
-        self.make(repositories=RepositoryFetchSettings(deny_hosts=("example.org",)))
+        self.make(repositories=RepositoryFetchSettings(allow_hosts=("a.org",)))
         self.assertRaises(EvaluationFailure, caches[0][3].check_url, "https://example.org/x")
 
     def test_daemon_without_tokens_serves_this_machine_only_unless_open(self) -> None:
