@@ -51,7 +51,7 @@ class RequirementsTests(SynchronousTestCase):
 
     def test_each_dependency_has_a_reason_and_its_licence_in_the_architecture(self) -> None:
         section = (ROOT / "ARCHITECTURE.md").read_text().partition("## Dependencies\n")[2]
-        for requirement in map(Requirement, REQUIRED):
+        for requirement in map(Requirement, [*REQUIRED, *EXTRAS["traces"], *EXTRAS["sentry"]]):
             found = metadata(requirement.name)
             classifiers = found.get_all("Classifier") or []
             licence = (

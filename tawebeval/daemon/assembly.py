@@ -36,7 +36,7 @@ from tawebeval.daemon.endpoints import (
     find_exposed_endpoints,
     make_listener,
 )
-from tawebeval.daemon.logging import LineWriter, LogWriter
+from tawebeval.daemon.logging import LineWriter, LogWriter, open_error_reports
 from tawebeval.daemon.metrics import (
     SANDBOX_PROBE_PERIOD,
     DaemonMetrics,
@@ -73,6 +73,7 @@ from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import InheritedResources
 from tawebeval.evaluations.store import EvaluationDetails, EvaluationStore, format_rfc3339_time
+from tawebeval.evaluations.traces import open_tracer
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitRunner
 from tawebeval.git.fetch_limits import FetchLimits, TreeLimits
@@ -140,6 +141,10 @@ class EvaluationService(Service):
 
     def startService(self) -> None:
         """Load the repository cache, and go on with the evaluations of an earlier process."""
+        # Not before: its thread has the rights that others have dropped.
+        if (tracer := open_tracer(os.environ)) is not None:
+            self.context.tracer = tracer
+            self.context.clock.addSystemEventTrigger("after", "shutdown", tracer.stop)
         self.repositories.load_existing(self._restore_evaluations)
         super().startService()
 
@@ -262,6 +267,7 @@ class Daemon(MultiService):
         """Start all parts. Raises: SystemExit, with a message."""
         if self.log_writer is not None:
             self._start_log_thread(self.log_writer.line_writer)
+            self.log_writer.pass_on = open_error_reports(os.environ, self._reactor)
         super().startService()
         for part in self._list_listeners():
             if part.endpoint.port is not None:

@@ -8,6 +8,7 @@ pipe blocks until somebody reads it, a write to a file as long as the disk takes
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
@@ -20,10 +21,19 @@ from threading import RLock, Thread
 from typing import IO, Any
 
 import attrs
-from twisted.logger import ILogObserver, LogEvent, Logger, LogLevel, formatEvent
+from twisted.logger import (
+    ILogObserver,
+    LogEvent,
+    Logger,
+    LogLevel,
+    STDLibLogObserver,
+    formatEvent,
+)
 from zope.interface import implementer
 
+from tawebeval import __version__
 from tawebeval.config import LogSettings
+from tawebeval.core.evaluations import IDENTIFIER_PATTERN
 
 _LEVELS = {"debug": 0, "info": 1, "warn": 2, "error": 3, "critical": 4}
 _PRIORITIES = {"debug": 7, "info": 6, "warn": 4, "error": 3, "critical": 2}  # sd-daemon(3)
@@ -35,6 +45,12 @@ _ACCEPT_FAILURES = ("EMFILE", "Re-reserving EMFILE", "Could not accept new conne
 _LOG_INTERVAL = 60.0  # seconds
 _TIME_FORMAT = "%Y-%m-%dT%H:%M:%S%z"
 _GATHERING = 0.05  # seconds until lines are written: each write switches threads
+
+# Identifiers, tokens, secrets of callbacks, and logins in URLs.
+_SECRET = re.compile(
+    rf"{IDENTIFIER_PATTERN}|tawebeval_[\w-]{{43}}|whsec_[A-Za-z0-9+/]+=*|(?<=://)[^/@\s\"]+(?=@)"
+)
+_FLUSH_SECONDS = 0.5  # for which the shutdown waits for Sentry
 
 MAX_QUEUED_LINE_BYTES = 2**20
 """Maximum memory of the lines that are not written yet, in bytes."""
@@ -50,7 +66,7 @@ class LogWriter:
     """Log observer that writes events of at least `level` to `file`, formatted by `format`.
 
     With `has_priorities` each line begins with its priority (sd-daemon(3)). `line_writer` counts
-    lost events.
+    lost events. Each error is also given to `pass_on`.
 
     Without free descriptors Twisted logs three events for each connection that it closes, and
     clients reconnect at once. One message a minute replaces these events.
@@ -63,6 +79,7 @@ class LogWriter:
     line_writer: LineWriter = attrs.field(init=False)
     _read_clock: Callable[[], float] = time.monotonic
     _next_warning: float = 0.0  # clock time from which accept failures are logged again
+    pass_on: Callable[[LogEvent], object] = lambda event: None
 
     def __attrs_post_init__(self) -> None:
         self.line_writer = LineWriter(self._file)
@@ -80,6 +97,9 @@ class LogWriter:
             text = prefix + text.replace("\n", f"\n{prefix}")
         if text:
             self.line_writer.write_line(text)
+        is_error = _LEVELS[get_level_name(event)] >= _LEVELS["error"]
+        if is_error and event.get("log_namespace") != "stderr":  # where handlers may write to
+            self.pass_on(event)
 
     def _warn_of_descriptors(self) -> None:
         now = self._read_clock()
@@ -195,6 +215,36 @@ def open_stream_log(
     return LogWriter(
         stream, format_json if settings.format == "json" else line, settings.level, journal
     )
+
+
+def open_error_reports(
+    environment: Mapping[str, str], reactor: Any
+) -> Callable[[LogEvent], object]:
+    """Return what passes errors on to the logger "tawebeval" of `logging`.
+
+    With SENTRY_DSN a thread of Sentry's SDK sends them, without secrets and values of variables.
+    """
+    logging.getLogger("tawebeval").addHandler(logging.NullHandler())  # else they go to stderr, too
+    if environment.get("SENTRY_DSN"):
+        try:
+            import sentry_sdk
+            from sentry_sdk.integrations.logging import LoggingIntegration
+
+            sentry_sdk.init(
+                environment["SENTRY_DSN"],
+                release=f"tawebeval@{__version__}",
+                default_integrations=False,  # they have requests, commands and programs
+                integrations=[LoggingIntegration(level=None, event_level=logging.ERROR)],
+                include_local_variables=False,
+                before_send=lambda event, _: json.loads(_SECRET.sub("...", json.dumps(event))),
+            )
+            reactor.addSystemEventTrigger("after", "shutdown", sentry_sdk.flush, _FLUSH_SECONDS)
+        except (ImportError, ValueError) as error:
+            words = (
+                "no reports: {error}; SENTRY_DSN is set: install tawebeval[sentry], or correct it"
+            )
+            log.warn(words, error=error)
+    return STDLibLogObserver("tawebeval")
 
 
 def is_systemd_journal(stream: IO[str], journal_stream: str) -> bool:

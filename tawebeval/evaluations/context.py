@@ -26,6 +26,7 @@ from tawebeval.deferreds import (
 from tawebeval.errors import EvaluationFailure, StoreError
 from tawebeval.evaluations.eventlog import EventFiles, make_segment_load_slots
 from tawebeval.evaluations.store import EvaluationStore
+from tawebeval.evaluations.traces import EvaluationTracer
 from tawebeval.linux.filetree import copy_checked_tree, remove_tree
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
 
@@ -145,6 +146,7 @@ class EvaluationContext:
     read_boot_clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
     archive: EvaluationArchive | None = None
+    tracer: EvaluationTracer | None = None
     builds: dict[str, OneShotEvent[EvaluationFailure | None]] = attrs.field(factory=dict)
     event_room_condition: Condition = attrs.field(factory=Condition)
     cleanup_queue: RetryQueue = attrs.field(

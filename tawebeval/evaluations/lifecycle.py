@@ -228,6 +228,16 @@ class Evaluation:
         self.context.counters.record_transition(before, state, after, reason)
         words, fields = format_state_line(self.details, after)
         log.info(words, **fields)
+        tracer = self.context.tracer
+        if tracer is not None and not before.has_ended:
+            self.record_phase(before.value, self.read_clock() - after)
+            if state.has_ended:
+                tracer.record_end(self.details, fields)
+
+    def record_phase(self, name: str, begin: float) -> None:
+        """Make a span, if there are traces, of what began at a time of `read_clock`."""
+        if self.context.tracer is not None:
+            self.context.tracer.record_phase(self.details, name, begin, self.read_clock())
 
     def end(self, failure: EvaluationFailure | None) -> None:
         """Enter the last state, and store it; on failure the last event is the error.

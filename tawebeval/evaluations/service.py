@@ -195,8 +195,10 @@ class EvaluationRegistry:
 
     # Life of an evaluation
 
-    def accept_form(self, form: ReceivedForm, caller: str = "") -> str:
-        """Queue a new evaluation and return its identifier.
+    def accept_form(
+        self, form: ReceivedForm, caller: str = "", trace: tuple[str, str] | None = None
+    ) -> str:
+        """Queue a new evaluation, which has `trace` in its details, and return its identifier.
 
         A form with an `Idempotency-Key` that the caller has used before is discarded; its answer
         is the identifier of the first evaluation.
@@ -212,6 +214,8 @@ class EvaluationRegistry:
             return first
         url = form.request.callback_url
         callback = None if url is None else self._callbacks.create_callback(url, caller)
+        if callback is not None and trace is not None:
+            callback.traceparent = trace[0]
         self.check_admission(caller)
         seed, key = form.request.seed, form.idempotency_key
         number = self.records.last_sequence_number + 1
@@ -229,6 +233,7 @@ class EvaluationRegistry:
             callback=callback,
             problem=None if form.request.is_altered else form.request.problem,
             first_submission_time=form.request.submission_time,
+            trace=trace,
         )
         evaluation = self._make_evaluation(details)
         details.state_times["created"] = evaluation.read_clock()
@@ -292,6 +297,8 @@ class EvaluationRegistry:
         details.upload_directory = uploads / (details.log_name if upload is None else upload.name)
         if not state.has_ended:
             details.state, details.failure = EvaluationState.QUEUED, None
+            if details.run is not None:
+                details.state = EvaluationState.RUNNING
         evaluation = self._make_evaluation(details)
         self.submissions.share.take(details.upload_size, details.caller)
         self._add(evaluation)
@@ -434,6 +441,7 @@ class EvaluationRegistry:
                     evaluation.save()
                     raise
 
+        begin = evaluation.read_clock()
         status_line = {"status": build_status(evaluation, None)}
         workspace = evaluation.workspace if details.has_kept_submission else None
         await archive.store_evaluation(
@@ -446,6 +454,7 @@ class EvaluationRegistry:
             ),
             save_row,
         )
+        evaluation.record_phase("archiving", begin)
 
     def _release_archived_copy(self, identifier: str) -> bool:
         """Note that the archive has removed an evaluation; return whether its row is needed."""

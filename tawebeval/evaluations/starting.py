@@ -271,7 +271,7 @@ class _Start:
 
         build = partial(build_tree, evaluation, plan, checkout, start)
         ended = context.builds[plan.key] = OneShotEvent()
-        evaluation.build_state, failure = "running", None
+        evaluation.build_state, failure, begin = "running", None, evaluation.read_clock()
         try:
             return await context.checkout_source.store_build(checkout, plan.key, build)
         except EvaluationFailure as error:
@@ -281,6 +281,7 @@ class _Start:
             evaluation.build_state = None
             del context.builds[plan.key]
             ended.set_value(failure)  # after a cancellation another one builds
+            evaluation.record_phase("building", begin)
 
     def _fix_environment(self) -> None:
         """Keep the present environment. Raises: EvaluationFailure, if a reload has removed it."""
@@ -492,7 +493,6 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
     """
     evaluation.details.upload_directory = None
     evaluation.slots = slots
-    evaluation.details.state = EvaluationState.RUNNING
     evaluation.events.has_events_to_restore = evaluation.is_resuming = True
     failure, stdout, name = _LOST, None, evaluation.details.log_name
     try:

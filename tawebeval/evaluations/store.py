@@ -141,6 +141,7 @@ class EvaluationDetails:
     - `problem`: as in the request, but None for a rerun that is altered. `first_submission_time`:
       of a rerun, when its files were submitted first.
     - `archived`: what the archive has of it, None without an archive or before.
+    - `trace`: the headers traceparent of its span and of its request, None without traces.
     - `is_removed`: whether nothing of it is left but its copy in the archive, and the callback.
 
     `Evaluation.make_row` sets these members of the row:
@@ -190,6 +191,7 @@ class EvaluationDetails:
     has_lost_events: bool = False
     problem: str | None = None
     first_submission_time: float | None = None
+    trace: tuple[str, str] | None = None
 
     @property
     def last_visible_state(self) -> EvaluationState:

@@ -61,6 +61,14 @@ _LATE_IMPORTS = (
     "twisted.scripts.twistd",
 )
 
+# For traces and reports of errors.
+_LATE_EXTRAS = (
+    "concurrent.futures.thread",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "requests",
+    "sentry_sdk.integrations.logging",
+)
+
 
 def refuse_root(command: str = "tawebeval serve") -> None:
     """Hold that no user of this process is root. Raises: ConfigurationError, with the `command`."""
@@ -142,6 +150,10 @@ def switch_user(user: pwd.struct_passwd) -> None:
         _import_all(importlib.import_module(name))
     for name in _LATE_IMPORTS:
         importlib.import_module(name)
+    if any(name.startswith(("OTEL_", "SENTRY_DSN")) for name in os.environ):
+        for name in _LATE_EXTRAS:
+            with contextlib.suppress(ImportError):  # which is logged at the start
+                importlib.import_module(name)
     os.initgroups(user.pw_name, user.pw_gid)
     os.setresgid(user.pw_gid, user.pw_gid, user.pw_gid)
     os.setresuid(user.pw_uid, user.pw_uid, user.pw_uid)

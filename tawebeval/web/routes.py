@@ -361,7 +361,11 @@ def make_app(context: WebContext) -> Klein:
             form.key, form.compute_digest(), caller
         )
         if identifier is None:
-            identifier = registry.accept_form(await form.wait_until_stored(), caller)
+            received, trace = await form.wait_until_stored(), None
+            if registry.context.tracer is not None:
+                headers = request.requestHeaders.getRawHeaders(b"traceparent", ())
+                trace = registry.context.tracer.begin_trace(headers)
+            identifier = registry.accept_form(received, caller, trace)
             request.form = None  # from now on its files are the evaluation's
         await registry.wait_until_stored(identifier)  # also the one of an earlier request
         set_headers(request, {b"Location": f"{base_path}/evaluation/{identifier}".encode()})

@@ -361,6 +361,8 @@ class CallbackQueue:
             headers = secrets.sign_body(
                 callback.caller, callback.webhook_id, int(self._time()), callback.document
             )
+            if callback.traceparent:
+                headers["traceparent"] = callback.traceparent
             return await self._sender.post_document(
                 callback.url, headers, callback.document, callback.caller
             )

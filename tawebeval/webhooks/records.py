@@ -31,7 +31,7 @@ class CallbackRecord:
     `caller` is the name by which its secret is found. `webhook_id` is its Webhook-Id, `document`
     its body: the same for each attempt, also in another process of the daemon, and empty before the
     first one. `document` is dropped at the end. `last_error` describes the last failed attempt for
-    people; None before one has failed.
+    people; None before one has failed. `traceparent` is its header of that name, "" for none.
     """
 
     url: str
@@ -41,6 +41,7 @@ class CallbackRecord:
     last_error: str | None = None
     webhook_id: str = ""
     document: bytes = attrs.field(default=b"", repr=False)
+    traceparent: str = ""
 
     @property
     def url_without_query(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +22,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
+from tawebeval import __version__
 from tawebeval.config import LogSettings
 from tawebeval.daemon.assembly import Daemon
 from tawebeval.daemon.logging import (
@@ -28,6 +32,7 @@ from tawebeval.daemon.logging import (
     format_text,
     format_text_without_time,
     is_systemd_journal,
+    open_error_reports,
     open_log,
     open_stream_log,
 )
@@ -39,6 +44,36 @@ TWISTEDS = (
     "Re-reserving EMFILE recovery file descriptor.",
     "Could not accept new connection ({acceptError})",
 )
+
+# Prints the reports that Sentry would get.
+REPORTING = r"""
+import io, json, sys
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import Logger
+import sentry_sdk
+from tawebeval.daemon.logging import LogWriter, format_text, open_error_reports
+
+class Transport(sentry_sdk.Transport):
+    def capture_envelope(self, envelope):
+        print(json.dumps(envelope.get_event()))
+
+initialise = sentry_sdk.init
+sentry_sdk.init = lambda dsn, **options: initialise(dsn, transport=Transport, **options)
+sys.argv.append("--secret")
+writer = LogWriter(io.StringIO(), format_text, "info")
+writer.pass_on = open_error_reports({"SENTRY_DSN": "http://a@127.0.0.1:1/1"}, MemoryReactorClock())
+log = Logger(namespace="tawebeval.x", observer=writer)
+log.info("hidden")
+
+def fail(variable):
+    words = ["a2b3" * 10, "tawebeval_" + "hidden-" * 6 + "x", "whsec_" + "aGlkZGVu" * 4]
+    raise ValueError(" ".join(words) + " https://me:hidden@host/x.git in 'here'")
+
+try:
+    fail("hidden")
+except ValueError:
+    log.failure("it broke")
+"""
 
 TOLD = {"time", "level", "logger", "message"}
 
@@ -245,3 +280,59 @@ class OptionTests(SynchronousTestCase):
             application = Application("tawebeval")
             daemon.setServiceParent(application)
             self.assertIs(application.getComponent(ILogObserver, None), writer)
+
+
+class ErrorReportTests(SynchronousTestCase):
+    """Errors as `logging` and Sentry get them."""
+
+    def setUp(self) -> None:
+        self.records: list[logging.LogRecord] = []
+        self.writer = LogWriter(io.StringIO(), format_text, "error")
+        handler = logging.Handler()
+        handler.emit = self.records.append  # type: ignore[method-assign]
+        logging.getLogger().addHandler(handler)
+        self.addCleanup(logging.getLogger().removeHandler, handler)
+
+    def test_handlers_of_the_operator_get_errors_with_their_tracebacks(self) -> None:
+        self.writer.pass_on = open_error_reports({}, Clock())
+        for event in [
+            *events(lambda log: log.info("{a}", a=1)),
+            *events(lambda log: log.warn("{a}", a=2)),
+            *events(lambda log: log.error("{a}", a=3)),
+            *events(lambda log: log.failure("{a}", Failure(ValueError("why")), a=4)),
+            *events(lambda log: log.error("{a}", a=5), "stderr"),
+            *events(
+                lambda log: log.error("Could not accept new connection"), "twisted.internet.tcp"
+            ),
+        ]:
+            self.writer(event)
+        told = [(record.name, record.levelname, record.getMessage()) for record in self.records]
+        name = "tawebeval"
+        self.assertEqual(told, [(name, "ERROR", "3"), (name, "CRITICAL", "4")])
+        assert self.records[1].exc_info is not None
+        self.assertIs(self.records[1].exc_info[0], ValueError)
+
+    def test_missing_sdk_of_sentry_is_logged(self) -> None:
+        for what, dsn in (
+            (patch.dict(sys.modules, {"sentry_sdk": None}), "https://a@b.org/1"),
+            (patch.dict(sys.modules), "no URL"),
+        ):
+            with what, capturedLogs() as captured:
+                open_error_reports({"SENTRY_DSN": dsn}, Clock())
+            self.assertIn("install tawebeval[sentry]", formatEvent(captured[0]))
+
+    def test_reports_have_neither_secrets_nor_variables(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", REPORTING], capture_output=True, check=True, text=True
+        )
+        (report,) = map(json.loads, done.stdout.splitlines())
+        (error,) = report["exception"]["values"]
+        self.assertEqual(error["type"], "ValueError")
+        self.assertEqual(error["value"], "... ... ... https://...@host/x.git in 'here'")
+        self.assertEqual(report["logentry"]["message"], "it broke")
+        self.assertEqual(report["level"], "fatal")
+        self.assertEqual(report["release"], f"tawebeval@{__version__}")
+        self.assertEqual(report["breadcrumbs"], {"values": []})
+        self.assertFalse(report.keys() & {"request", "modules", "user"}, report)
+        for word in ("hidden", "vars", "--secret"):
+            self.assertNotIn(word, done.stdout)
