@@ -457,7 +457,6 @@ class ArchiveSettings(Section, frozen=True):
     """`[archive]`: ended evaluations on the disk."""
 
     enabled: bool = False
-    directory: Annotated[str, _matching(r"(/.+)?", "an absolute path, or empty")] = ""
     days: Annotated[float, Meta(gt=0, le=100_000)] = 90
     size: Annotated[int, Meta(ge=MIB, le=2**50, extra=_SIZE)] = 10 * GIB
 

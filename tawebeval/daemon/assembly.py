@@ -61,7 +61,6 @@ from tawebeval.daemon.startup import (
     StartupChecks,
     derive_daemon_label,
     describe_starter_limits,
-    locate_archive,
     open_authentication,
     open_metrics_authentication,
     open_starter,
@@ -488,7 +487,7 @@ def build_archive(base: AssemblyContext) -> EvaluationArchive | None:
     if not settings.enabled:
         return None
     return EvaluationArchive(
-        locate_archive(settings, base.directories.state),
+        base.directories.state / "archive",
         settings,
         # More than the daemon needs to be ready.
         base.configuration.limits.free_disk_for_readiness * 9 // 8,

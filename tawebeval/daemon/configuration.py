@@ -91,7 +91,6 @@ def _list_private_places(
     paths = (
         ("the state directory", state),
         ("the cache directory", cache),
-        ("the archive", configuration.archive.enabled and configuration.archive.directory),
         ("the configuration", file),
         ("the tokens", configuration.callers.tokens),
         ("the metrics' tokens", configuration.metrics.tokens),

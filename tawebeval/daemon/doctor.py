@@ -39,7 +39,6 @@ from tawebeval.daemon.startup import (
     check_key_file,
     describe_starter_limits,
     find_existing_ancestor,
-    locate_archive,
     open_starter,
 )
 from tawebeval.errors import ConfigurationError, SetupProblem, format_size
@@ -176,17 +175,6 @@ def _check_key(daemon: ExaminedDaemon) -> Iterator[str]:
         raise ConfigurationError(what, f"chmod 600 {path}")
     check_key_file(path)
     yield str(path)
-
-
-def _check_archive(daemon: ExaminedDaemon) -> Iterator[str]:
-    settings = daemon.configuration.archive
-    if settings.enabled:
-        path = locate_archive(settings, daemon.state)
-        if settings.directory:  # the other one is part of the state directory
-            above = path if path.exists() else path.parent
-            remedy = f"as root: {build_directory_install_command(path, daemon.user_name)}"
-            _check_writes(above, f"{path}: {daemon.user_name} cannot write in {above}", remedy)
-        yield str(path)
 
 
 def _check_free_space(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
@@ -456,7 +444,6 @@ CHECKS = (
     Check("permissions", partial(_check_directory, "state", STATE_DIRECTORY_ENTRIES)),
     Check("permissions", partial(_check_directory, "cache", CACHE_DIRECTORY_ENTRIES)),
     Check("permissions", _check_key),
-    Check("archive", _check_archive),
     Check("disk", _check_free_space),
     Check("limits", _check_hard_limits),
     Check("descriptors", partial(_compare, rlimits.assess_descriptor_limit)),

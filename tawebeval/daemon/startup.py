@@ -8,7 +8,7 @@ $STATE_DIRECTORY/starter/       the socket of a starter that the daemon has star
 $STATE_DIRECTORY/trash/         what an earlier process has left, while a thread removes it
 $STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
 $STATE_DIRECTORY/environments/  imported root file systems (`sandbox.environments`)
-$STATE_DIRECTORY/archive/       ended evaluations, unless `archive.directory` is set
+$STATE_DIRECTORY/archive/       ended evaluations (`[archive]`)
 $CACHE_DIRECTORY/repositories/  fetched repositories
 
 The unit of systemd, or whoever starts the daemon, names the socket of a starter of evaluators
@@ -32,7 +32,7 @@ from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from tawebeval.config import ArchiveSettings, Configuration
+from tawebeval.config import Configuration
 from tawebeval.core.evaluations import SECRET_KEY_BYTES
 from tawebeval.daemon.configuration import locate_directories
 from tawebeval.deferreds import WorkerThreads, run_in_background
@@ -187,11 +187,6 @@ def open_directories(
             f"{error.filename}: {error.strerror}; {remedy}name other directories by"
             " STATE_DIRECTORY and CACHE_DIRECTORY"
         ) from None
-
-
-def locate_archive(settings: ArchiveSettings, state: Path) -> Path:
-    """Return the directory of the archive."""
-    return Path(settings.directory) if settings.directory else state / "archive"
 
 
 def find_existing_ancestor(path: Path) -> Path:

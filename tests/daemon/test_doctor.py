@@ -40,7 +40,6 @@ CALLBACKS = "[callbacks]\nsecrets = '{0}/secrets'"
 SECRET = f"* {format_secret(OLD)}\n"
 FILES = "[limits]\nopen_files = 5000"
 CONNECTIONS = "[http]\nconnections = 4000"
-ARCHIVE = "[archive]\nenabled = true\ndirectory = '{0}/some/archive'"
 PROBLEM = SetupProblem("wrong; or so", "mend it")
 SAID = "wrong; or so -> mend it"
 
@@ -185,7 +184,6 @@ SETTING_FAULTS = (
     Fault(BROKEN, "callers: remove callers.open or", f"{TOKENS}open = true", WITH_TOKENS),
     Fault(WEAKER, "proxies: no tokens…-> run `tawebeval token", f"{PROXIES}['127.0.0.1']"),
     Fault(WEAKER, "proxies: every host…-> list", f"{TOKENS}{PROXIES}['0.0.0.0/0']", WITH_TOKENS),
-    Fault(BROKEN, "archive: {0}/some/archive…-> as root: install -d", ARCHIVE),
 )
 MACHINE_FAULTS = (
     Fault(BROKEN, "sandbox: No such file -> install a python3", NO_SANDBOX, let_no_starter_start),
@@ -274,7 +272,6 @@ class CheckTests(DoctorTestCase):
         tokens = TOKENS.format(self.folder)
         for settings, component, said in (
             (f"[environments.java]\nroot = '{self.folder}/root'", "paths", "in java"),
-            (ARCHIVE.format(self.folder), "archive", "/some/archive"),
             (tokens, "callers", "callers need a token"),
             (f"listen = ['unix:/run/x']\n{tokens}{PROXIES}['unix']", "proxies", "unix: clients'"),
             (f"{SYSTEMD}\n{tokens}{PROXIES}['127.0.0.1']", "proxies", "127.0.0.1: clients'"),
