@@ -23,6 +23,7 @@ from tawebeval.core.evaluations import DAEMON_NAME_PATTERN as DAEMON_NAME
 from tawebeval.core.form import (
     DEFAULT_ENVIRONMENT_NAME,
     LIMIT_UNITS,
+    OWN_INPUT_FIELD,
     ChosenLimits,
     LimitRange,
     SubmissionFile,
@@ -546,6 +547,7 @@ class ProblemSettings(Section, frozen=True):
     the names of the submission's fields, empty for any. `extensions` are those of the
     files that the page offers, the first one to begin with; empty for any. `title` and
     `description` are for people. `statement` is the path of a file of Markdown in `directory`.
+    With `own_input` the evaluator also runs a submission on an input of its author's own.
     Submissions are accepted from `opens` on, before `closes` or, if they may be `late`, after it.
     """
 
@@ -564,6 +566,7 @@ class ProblemSettings(Section, frozen=True):
     title: _Line = ""
     description: _Line = ""
     statement: _StatementPath = ""
+    own_input: bool = False
     opens: _Time | None = None
     closes: _Time | None = None
     late: bool = False
@@ -578,6 +581,8 @@ class ProblemSettings(Section, frozen=True):
             # Clients are told it in UTC, where the year may be 0 or 10000.
             if moment and not 1970 <= moment.year < 9999:
                 raise ValueError(f".{name}: the year is not 1970 to 9998")
+        if OWN_INPUT_FIELD in self.fields:
+            raise ValueError(f".fields: {OWN_INPUT_FIELD} is reserved; set own_input = true")
         if bool(self.commit) == bool(self.branch):
             raise ValueError("set either commit or branch")
         for name, value in self.limits.items():

@@ -16,6 +16,7 @@ class ProblemDocument(TypedDict):
     description: str
     fields: list[str]
     extensions: list[str]
+    own_input: bool
     environment: str
     limits: Limits
     opens: str | None
@@ -33,6 +34,7 @@ class JudgedProblem(TypedDict):
     description: str
     fields: list[str]
     extensions: list[str]
+    own_input: bool
     environment: str
     limits: Limits
     opens: str | None
@@ -66,6 +68,7 @@ class Status(TypedDict):
     queue_place: int | None
     caller: str | None
     problem: str | None
+    counts: bool
     repository: str
     commit_oid: str | None
     tree_oid: str | None
@@ -180,6 +183,7 @@ class Summary(TypedDict):
     state: State
     caller: str | None
     problem: str | None
+    counts: bool
     directory: str
     evaluator_cmd: str
     metadata: dict[str, str]

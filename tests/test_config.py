@@ -300,6 +300,7 @@ class ProblemTests(RefusalTestCase):
             self.check(f"{text}{key} = 'x'", f"problems.a.{key}: 'x' ", words)
         self.check(f"{text}opens = {late}\ncloses = {early}", "problems.a.closes: is before opens")
         self.check(f"{text}late = true", "problems.a.late: needs closes")
+        self.check(f"{text}fields = ['own_input']", "problems.a.fields: own_input is reserved")
         for time in ("9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00"):
             self.check(f"{text}closes = {time}", "problems.a.closes: the year is not 1970 to 9998")
 

@@ -7,6 +7,7 @@ export interface ProblemDocument {
   description: string;
   fields: Array<string>;
   extensions: Array<string>;
+  own_input: boolean;
   environment: string;
   limits: Limits;
   opens: string | null;
@@ -23,6 +24,7 @@ export interface JudgedProblem {
   description: string;
   fields: Array<string>;
   extensions: Array<string>;
+  own_input: boolean;
   environment: string;
   limits: Limits;
   opens: string | null;
@@ -75,6 +77,7 @@ export interface Status {
   queue_place: number | null;
   caller: string | null;
   problem: string | null;
+  counts: boolean;
   repository: string;
   commit_oid: string | null;
   tree_oid: string | null;
@@ -183,6 +186,7 @@ export interface Summary {
   state: State;
   caller: string | null;
   problem: string | null;
+  counts: boolean;
   directory: string;
   evaluator_cmd: string;
   metadata: Record<string, string>;

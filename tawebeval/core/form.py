@@ -227,7 +227,8 @@ class EvaluationRequest:
     is the name of the operator's problem that the submission is for, None without one; `build` is
     the command that builds its tree, "" without one. `is_restricted` tells that the caller's token
     is restricted to problems. `submission_time` is when the files of a rerun were submitted first,
-    in seconds since the epoch. `is_altered` tells that a rerun has not what its problem sets.
+    in seconds since the epoch. `is_altered` tells that a rerun has not what its problem sets, or
+    that the submission has an own input.
     """
 
     repository: Repository
@@ -315,6 +316,12 @@ PERMITTED_RERUN_FORM_FIELDS = PERMITTED_PROBLEM_FORM_FIELDS | ALTERING_FORM_FIEL
 """The same for the form of a rerun, unless the token is restricted to problems."""
 
 
+OWN_INPUT_FIELD = "own_input"
+"""The field of a file, in the form of a problem that permits it, which the submission shall read.
+
+Its evaluation judges nothing, and counts for nothing."""
+
+
 @attrs.frozen
 class FormPreset:
     """What the daemon knows about a form before the form arrives.
@@ -322,8 +329,9 @@ class FormPreset:
     `preset_values` are the values of fields that are no files; the form replaces those that it has.
     `permitted_text_fields` are the fields that the form may have, as in
     `PERMITTED_PROBLEM_FORM_FIELDS`; None: any known field. `submission_field_names` are the names
-    of the files that the form must have, empty for any, None for no files. `preset_origin` names in
-    messages what sets all other fields. A rerun that `uses_current_evaluator` takes what its
+    of the files that the form must have, empty for any, None for no files; besides, one for a
+    problem that `permits_own_input` may have `OWN_INPUT_FIELD`. `preset_origin` names in messages
+    what sets all other fields. A rerun that `uses_current_evaluator` takes what its
     problem sets now. The others are as in `EvaluationRequest`.
     """
 
@@ -337,6 +345,7 @@ class FormPreset:
     build: str = ""
     submission_time: float | None = None
     uses_current_evaluator: bool = False
+    permits_own_input: bool = False
 
     def check_text_field(self, name: str) -> None:
         """Raise InvalidField if the form may not have this known field."""
@@ -359,7 +368,10 @@ class FormPreset:
             raise InvalidField(
                 field, f"{self.preset_origin} has the files; remove it from the form"
             )
-        if self.submission_field_names and name not in self.submission_field_names:
+        if name == OWN_INPUT_FIELD and self.problem is not None:
+            if not self.permits_own_input:
+                raise InvalidField(field, f"{self.preset_origin} runs no own input; remove it")
+        elif self.submission_field_names and name not in self.submission_field_names:
             raise InvalidField(
                 field, f"unknown to {self.preset_origin}; {self._describe_submission()}"
             )

@@ -432,6 +432,7 @@ def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
         "queue_place": None,
         "caller": details.caller or None,
         "problem": request.problem,
+        "counts": details.problem is not None,
         "repository": request.repository.url,
         "commit_oid": request.commit_oid or None,  # None until the branch is resolved
         "tree_oid": commit and commit.tree_oid,
@@ -488,6 +489,7 @@ def build_list_entry(details: EvaluationDetails) -> dict[str, Any]:
         "state": details.state.value,
         "caller": details.caller or None,
         "problem": request.problem,
+        "counts": details.problem is not None,
         "directory": request.directory,
         "evaluator_cmd": request.truncated_command,
         "metadata": request.metadata,

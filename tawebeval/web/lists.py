@@ -324,6 +324,7 @@ def describe_problem(configuration: Configuration, name: str) -> dict[str, Any]:
         "description": problem.description,
         "fields": problem.fields,
         "extensions": problem.extensions,
+        "own_input": problem.own_input,
         "environment": problem.environment or DEFAULT_ENVIRONMENT_NAME,
         "limits": {name: getattr(held, name) for name in LIMIT_UNITS},
         **{

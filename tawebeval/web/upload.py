@@ -30,6 +30,7 @@ from tawebeval.core.form import (
     ALTERING_FORM_FIELDS,
     FIELD_ALIASES,
     MAX_FIELDS,
+    OWN_INPUT_FIELD,
     PERMITTED_PROBLEM_FORM_FIELDS,
     PERMITTED_RERUN_FORM_FIELDS,
     FormPreset,
@@ -273,7 +274,8 @@ class FormReceiver:
                 or (
                     preset.problem is not None
                     and any(name.partition("[")[0] in ALTERING_FORM_FIELDS for name in fields)
-                ),
+                )
+                or any(file.field == OWN_INPUT_FIELD for file in self._submission),
                 submission_time=preset.submission_time,
             ),
             self._files.directory,
@@ -482,6 +484,7 @@ class FormReceivers:
             PERMITTED_PROBLEM_FORM_FIELDS,
             problem.fields,
             build=problem.build,
+            permits_own_input=problem.own_input,
         )
 
     def _make_rerun_preset(self, request: ApiRequest, identifier: str) -> FormPreset:

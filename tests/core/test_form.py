@@ -17,6 +17,7 @@ from tawebeval.core.form import (
     LIMIT_UNITS,
     MAX_CLONE_DEPTH,
     MAX_SEED,
+    OWN_INPUT_FIELD,
     PERMITTED_PROBLEM_FORM_FIELDS,
     PERMITTED_RERUN_FORM_FIELDS,
     TEXT_FIELD_SIZE_LIMITS,
@@ -84,6 +85,16 @@ class PresetTests(SynchronousTestCase):
         preset.check_required_files(["b", "a"])
         error = self.assertRaises(InvalidField, preset.check_required_files, ["a"])
         self.assertEqual(error.extra_members, {"field": "submission[b]"})
+
+    def test_own_input_is_a_further_file_where_the_problem_permits_it(self) -> None:
+        for fields in ((), ("a",)):
+            preset = FormPreset("the problem 'p'", "p", {}, frozenset(), fields)
+            error = self.assertRaises(InvalidField, preset.check_submission_field, OWN_INPUT_FIELD)
+            self.assertIn("runs no own input", error.detail)
+            preset = attrs.evolve(preset, permits_own_input=True)
+            preset.check_submission_field(OWN_INPUT_FIELD)
+            preset.check_required_files(["a"])
+        FormPreset().check_submission_field(OWN_INPUT_FIELD)  # of an own evaluator, any
 
     def test_preset_can_refuse_the_callback_and_nothing_else(self) -> None:
         preset = FormPreset(permitted_text_fields=PERMITTED_PROBLEM_FORM_FIELDS, is_restricted=True)

@@ -591,6 +591,47 @@ class PackageTests(TestCase):
         events = await self.judge(OUTPUTS, "output/output1.txt")
         self.assertIn({"type": "score", "score": 50.0, "maximum": 100.0}, events)
 
+    async def test_own_input_is_read_and_what_is_printed_is_shown_without_a_verdict(self) -> None:
+        crash, broken = (
+            "submissions/run_time_error/crash.py",
+            "submissions/run_time_error/broken.py",
+        )
+        for files, solution, own_input, words in (
+            (KATTIS, "submissions/accepted/right.py", "40 2.5", "42.5001\n"),
+            (KATTIS, "submissions/wrong_answer/thief.py", "1 1", "'HOME': '/tmp'"),
+            (
+                KATTIS,
+                crash,
+                "2 2",
+                "ZeroDivisionError: division by zero\nruntime error: exit status 1",
+            ),
+            (KATTIS, "submissions/time_limit_exceeded/slow.py", "", "time limit"),
+            (POLYGON, "solutions/main.py", "20 3", "23\n"),
+            (CMS, "sol/negative.py", "7", "14\n"),
+        ):
+            own = self.folder / "own.txt"
+            own.write_text(own_input)
+            shutil.rmtree(self.folder / "package", ignore_errors=True)
+            done = await self.try_package(files, solution, "--events", f"own_input:{own}")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            events = [json.loads(line) for line in done.stdout.splitlines()]
+            self.assertEqual({event["type"] for event in events}, {"text"}, solution)
+            printed = "".join(event["payload"] for event in events)
+            self.assertIn(words, printed)
+            self.assertNotIn("Done", printed)  # of a secret answer
+        for files, solution in (
+            (INTERACTIVE, next(path for path in INTERACTIVE if path.startswith("submissions/"))),
+            (TALK, "solutions/main.py"),
+            (OUTPUTS, "output/output1.txt"),
+        ):
+            shutil.rmtree(self.folder / "package")
+            done = await self.try_package(files, solution, f"own_input:{own}")
+            self.assertIn("do not run on an input alone", done.stdout + done.stderr)
+        shutil.rmtree(self.folder / "package")
+        done = await self.try_package(KATTIS, broken, "--events", f"own_input:{own}")
+        (case,) = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
+        self.assertEqual(case["verdict"], "compile_error")
+
     async def test_package_without_cases_accepts_nothing(self) -> None:
         files = {path: text for path, text in PASSES.items() if not path.startswith("data/")}
         rows = await self.check(files, status=1)

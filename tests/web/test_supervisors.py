@@ -269,6 +269,32 @@ class DeadlineTests(SupervisorTestCase):
         self.service.registry.context.configuration = Configuration()
         self.post(404, body, f"{path}?evaluator=current", **headers)
 
+    def test_run_on_an_own_input_counts_for_nothing_also_if_it_is_run_again(self) -> None:
+        self.configure()
+        path, headers = "/problems/one/evaluate", {"Authorization": self.headers["ann"]}
+        body = form([Part("submission[source]", b"x", "a.py"), Part("submission[own_input]", b"1")])
+        self.post(400, body, path, **headers)
+        self.configure(own_input=True)
+        first = self.post(200, body, path, **headers).json()["evaluation_id"]
+        self.finish()
+        rerun = f"/evaluation/{first}/rerun?evaluator=current"
+        again = self.post(200, form([Part("metadata[x]", b"y")]), rerun, **headers).json()
+        self.finish()
+        counted = self.begin("ann")
+        self.finish()
+        for identifier, counts in (
+            (first, False),
+            (again["evaluation_id"], False),
+            (counted, True),
+        ):
+            status = self.call("GET", f"/evaluation/{identifier}", 200, "ann").json()
+            self.assertEqual((status["problem"], status["counts"]), ("one", counts))
+        listed = self.call("GET", "/evaluations", 200, "ann").json()["data"]
+        self.assertEqual([one["counts"] for one in listed], [False, False, True])
+        (standing,) = self.call("GET", "/standings", 200, "ann").json()["data"]
+        self.assertEqual(standing["submissions"], 1)
+        self.assertEqual(standing["best"]["evaluation_id"], counted)
+
     def test_evaluation_of_no_problem_has_no_current_evaluator(self) -> None:
         headers = {"Authorization": self.headers["bob"]}
         identifier = self.post(200, **headers).json()["evaluation_id"]

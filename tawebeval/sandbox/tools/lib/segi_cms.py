@@ -337,6 +337,13 @@ class Judge:
             is_accepted = all(each.judgement.is_accepted for each in judged.values())
         return segi_judge.Total(is_accepted, total, maximum)
 
+    def prepare(self) -> segi_judge.Prepared | None:
+        """Build the submission to run on any input. Raises: PackageError, RunError."""
+        if self.task.is_output_only or self.task.manager or self.task.controller:
+            return None
+        solution = self._build_submission(segi_judge.find_files(), self.options)
+        return segi_judge.Prepared(solution, self.limits, *self._find_names())
+
     def _share(self, subtask: Subtask) -> float:
         return subtask.points / max(len(subtask.cases), 1)
 
@@ -419,11 +426,15 @@ class Judge:
         return made
 
     def _run_batch(self, solution: segi.Solution, source: Path) -> segi_judge.Ran:
+        return segi_judge.run_with_files(solution, source, *self._find_names(), self.limits)
+
+    def _find_names(self) -> tuple[str, str]:
+        """Return the names of the files that a submission reads and writes."""
         given, printed = (
             str(self.task.metadata.get(name, default) or "")
             for name, default in (("infile", "input.txt"), ("outfile", "output.txt"))
         )
-        return segi_judge.run_with_files(solution, source, given, printed, self.limits)
+        return given, printed
 
     def _judge_case(self, number: int, solution: segi.Solution) -> Outcome:
         source = self.find_input(number)
@@ -665,6 +676,11 @@ def _read_score(result: segi.Result, name: str) -> Outcome:
 def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
     """Judge the submission. Raises: PackageError, RunError."""
     return Judge(Task(root), options).run()
+
+
+def prepare(root: Path, options: segi_judge.Options) -> segi_judge.Prepared | None:
+    """Build the submission to run on any input. Raises: PackageError, RunError."""
+    return Judge(Task(root), options).prepare()
 
 
 def build_programs(root: Path) -> None:

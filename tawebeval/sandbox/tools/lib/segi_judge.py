@@ -1,7 +1,8 @@
 """Judge for problem packages as they are: what `tawebeval-judge` runs, and what all formats share.
 
-Each module of a format has four functions: `judge` builds the submission, runs the cases and
-returns a `Total`; `build_programs` builds what `judge` needs of the package, which `--build` keeps;
+Each module of a format has five functions: `judge` builds the submission, runs the cases and
+returns a `Total`; `prepare` builds it to run on an input of its author's own;
+`build_programs` builds what `judge` needs of the package, which `--build` keeps;
 `list_references` returns the submissions of the package and what it says of each; `check_inputs`
 yields what the package's validators say of its inputs. Programs of the package
 (validators, checkers, interactors) run in sandboxes of their own, too: apart from the submission,
@@ -39,6 +40,7 @@ DEFAULT_TIME = 10.0
 """Seconds of processor time of a case, if neither the package nor --time says how many."""
 MOST_OUTPUT = 64 * segi.MIB
 """Bytes that the judge holds in its memory of what a submission has printed."""
+_MOST_SHOWN = 64 * 1024  # bytes of each output of a run on an own input
 _BUILT = ".tawebeval-build"  # the directory of a package with what `--build` has built
 _programs: dict[str, segi.Solution] = {}  # those of the package, by path
 PROGRAM_TIME = 60.0
@@ -335,6 +337,36 @@ def run_with_files(
     return Ran(output.content, output.fault, result)
 
 
+class Prepared(NamedTuple):
+    """A submission, with its limits and the names of its files as `run_with_files` has them."""
+
+    solution: segi.Solution
+    limits: Any
+    input_name: str = ""
+    output_name: str = ""
+
+
+def run_own_input(module: Any, root: Path, options: Options, source: Path) -> None:
+    """Run the submission on an input of its author's own, and print its output; judge nothing.
+
+    Raises: PackageError, RunError.
+    """
+    prepared: Prepared | None = module.prepare(root, options)
+    if prepared is None:
+        raise PackageError("submissions for this package do not run on an input alone")
+    if prepared.solution.fault:
+        return segi.send_case("build", prepared.solution.fault)
+    ran = run_with_files(
+        prepared.solution, source, prepared.input_name, prepared.output_name, prepared.limits
+    )
+    parts = [ran.output or ran.result.stdout, ran.result.stderr]
+    if ran.fault:
+        parts.append(f"{ran.fault.verdict.replace('_', ' ')}: {ran.fault.message}".encode())
+    for part in (part[:_MOST_SHOWN].strip(b"\n") for part in parts if part):
+        sys.stdout.buffer.write(part + b"\n")
+    return None
+
+
 def run_checker(checker: segi.Solution, files: Sequence[Path]) -> segi.Result:
     """Run a checker of the package, whose arguments are files that it reads. Raises: RunError."""
     words: list[str | Path] = [*checker.command, *files]
@@ -472,7 +504,11 @@ def main() -> None:
             references = [reference._asdict() for reference in listing.references]
             segi.send({"type": "references", **listing._asdict(), "references": references})
             return
-        total: Total = module.judge(root, Options(words.time, words.explain))
+        options = Options(words.time, words.explain)
+        if own_input := os.environ.pop("SUBMISSION_FILE_OWN_INPUT", None):
+            run_own_input(module, root, options, Path(own_input))
+            return
+        total: Total = module.judge(root, options)
     except PackageError as error:
         shows = words.explain or words.inputs
         why = error.detail if shows else "run `tawebeval check` to see why"

@@ -350,9 +350,7 @@ class Judge:
         if "submit-answer" in self.problem.kinds and not (self.options.explains and is_program):
             self.answers = files
         else:
-            self.solution = segi_judge.build(
-                files, self.options, extra=_find_includes(self.problem.root, files[0])
-            )
+            self.solution = self._build_submission(files)
         if self.solution.fault:
             cases = list(self.root_group.list_cases())
             fault = self.solution.fault
@@ -371,6 +369,18 @@ class Judge:
             else:
                 outcomes.append(self._judge_group(group))
         return self._make_total(outcomes)
+
+    def prepare(self) -> segi_judge.Prepared | None:
+        """Build the submission to run on any input. Raises: PackageError, RunError."""
+        if self.problem.kinds & {"interactive", "multi-pass", "submit-answer"}:
+            return None
+        self.solution = self._build_submission(segi_judge.find_files())
+        limits = None if self.solution.fault else self._make_limits()
+        return segi_judge.Prepared(self.solution, limits)
+
+    def _build_submission(self, files: Sequence[Path]) -> segi.Solution:
+        includes = _find_includes(self.problem.root, files[0])
+        return segi_judge.build(files, self.options, extra=includes)
 
     def _make_total(self, outcomes: list[Outcome]) -> segi_judge.Total:
         is_accepted = all(outcome.is_accepted for outcome in outcomes)
@@ -504,7 +514,7 @@ class Judge:
                 return judged, result
         return segi.ACCEPTED, result
 
-    def _make_limits(self, case: Case) -> Any:
+    def _make_limits(self, case: Case | None = None) -> Any:
         """Return limits and files of the submission."""
         limits: Any = {
             "time": self.time,
@@ -514,8 +524,8 @@ class Judge:
             # Where the files of the submission are, maybe with those of the case.
             "directory": self.solution.files[-1],
         }
-        files = case.input.with_suffix(".files")
-        if files.is_dir():
+        files = case and case.input.with_suffix(".files")
+        if files and files.is_dir():
             limits["directory"] = segi.make_directory()
             for each in (self.solution.files[-1], files):
                 shutil.copytree(each, limits["directory"], dirs_exist_ok=True)
@@ -652,6 +662,11 @@ def _find_includes(root: Path, source: Path) -> list[Path]:
 def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
     """Judge the submission. Raises: PackageError, RunError."""
     return Judge(Problem(root), options).run()
+
+
+def prepare(root: Path, options: segi_judge.Options) -> segi_judge.Prepared | None:
+    """Build the submission to run on any input. Raises: PackageError, RunError."""
+    return Judge(Problem(root), options).prepare()
 
 
 def build_programs(root: Path) -> None:

@@ -148,11 +148,7 @@ class Judge:
     def run(self) -> segi_judge.Total:
         """Judge all tests. Raises: PackageError, RunError."""
         problem = self.problem
-        self.solution = segi_judge.build(
-            segi_judge.find_files(),
-            self.options,
-            extra=problem.list_resources(for_solution=True),
-        )
+        self.solution = self._build_submission()
         if self.solution.fault:
             self.report.send_fault(self.solution.fault)
         else:
@@ -185,6 +181,21 @@ class Judge:
         if has_points:
             return segi_judge.Total(is_accepted, score, maximum)
         return segi_judge.Total(is_accepted, score or None)
+
+    def _build_submission(self) -> segi.Solution:
+        return segi_judge.build(
+            segi_judge.find_files(),
+            self.options,
+            extra=self.problem.list_resources(for_solution=True),
+        )
+
+    def prepare(self) -> segi_judge.Prepared | None:
+        """Build the submission to run on any input. Raises: PackageError, RunError."""
+        problem = self.problem
+        if problem.find_source("interactor") is not None:
+            return None
+        names = problem.input_name, problem.output_name
+        return segi_judge.Prepared(self._build_submission(), self.limits, *names)
 
     def _judge_tests(self, tests: Sequence[Test], *, runs: bool, stops: bool) -> tuple[float, bool]:
         """Judge tests, if it `runs` any; return the points, and whether all are accepted."""
@@ -248,6 +259,11 @@ class Judge:
 def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
     """Judge the submission. Raises: PackageError, RunError."""
     return Judge(Problem(root), options).run()
+
+
+def prepare(root: Path, options: segi_judge.Options) -> segi_judge.Prepared | None:
+    """Build the submission to run on any input. Raises: PackageError, RunError."""
+    return Judge(Problem(root), options).prepare()
 
 
 def _build_own(problem: Problem) -> tuple[segi.Solution, segi.Solution | None]:
