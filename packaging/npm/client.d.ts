@@ -92,6 +92,8 @@ export class Refused extends Error {
 /** One daemon, for one caller. */
 export class Client {
   constructor(options?: ClientOptions);
+  /** Milliseconds, of the newest answer, by the clock of the server; null before the first. */
+  readonly serverTime: number | null;
   evaluate(form: FormData, options?: SubmitOptions): Promise<string>;
   evaluateProblem(name: string, form: FormData, options?: SubmitOptions): Promise<string>;
   rerun(
@@ -110,7 +112,10 @@ export class Client {
   evaluations(options?: EvaluationsOptions): AsyncGenerator<Summary, void, void>;
   standings(options?: RequestOptions): AsyncGenerator<Standing, void, void>;
   whoami(options?: RequestOptions): Promise<TokenPermissions>;
-  problem(name: string, options?: RequestOptions): Promise<ProblemDocument>;
+  problem(
+    name: string,
+    options?: RequestOptions & { language?: string | null },
+  ): Promise<ProblemDocument>;
   problems(options?: ListOptions): AsyncGenerator<JudgedProblem, void, void>;
   environments(options?: RequestOptions): Promise<Environment[]>;
   events(id: string, options?: PagesOptions): AsyncGenerator<EvaluationEvent, void, void>;

@@ -3,7 +3,8 @@
 The page has some thirty modules. A browser that asks for each is slow on its first visit, and asks
 again for each on the next. So modules are joined when the daemon starts, each in a function of its
 own, and all URLs name the version of their content. Modules import names from `./NAME.js` at their
-top, and export functions, classes and constants where they are declared.
+top, and export functions, classes and constants where they are declared. The module `messages.js`
+is made of the tables in `messages`, one for each language.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def bundle_modules(modules: Mapping[str, str], entry: str) -> str:
     return "\n".join(scopes.values())
 
 
-def bundle_page(files: Mapping[str, str], styles: Sequence[str]) -> dict[str, str]:
+def bundle_page(
+    files: Mapping[str, str], styles: Sequence[str], tables: Mapping[str, str]
+) -> dict[str, str]:
     """Return the files that take the place of others, or are new, by name."""
     versions = {name: find_version(text.encode()) for name, text in files.items()}
 
@@ -45,7 +48,9 @@ def bundle_page(files: Mapping[str, str], styles: Sequence[str]) -> dict[str, st
         return f"{found[0]}?v={versions[found[2]]}"
 
     made = {
-        "bundle.js": _MODULE_URL.sub(add_version, bundle_modules(files, "page")),
+        "bundle.js": _MODULE_URL.sub(
+            add_version, bundle_modules({**files, "messages.js": make_messages(tables)}, "page")
+        ),
         "bundle.css": "".join(files[name] for name in styles),
     }
     versions |= {name: find_version(text.encode()) for name, text in made.items()}
@@ -55,6 +60,12 @@ def bundle_page(files: Mapping[str, str], styles: Sequence[str]) -> dict[str, st
         if name.endswith(".html")
     }
     return {**made, **pages}
+
+
+def make_messages(tables: Mapping[str, str]) -> str:
+    """Return the module with all messages, from the JSON of each language's table."""
+    members = (f'"{language}": {table}' for language, table in sorted(tables.items()))
+    return f"export const TABLES = {{{','.join(members)}}};\n"
 
 
 def find_version(content: bytes) -> str:

@@ -287,7 +287,12 @@ def _load_resources() -> dict[str, StaticResource]:
         for file in (package / "static").iterdir()
         if _get_media_type(file.name)  # no editor's backup or swap file
     }
-    for name, text in {**contents, **bundle_page(contents, _STYLES)}.items():
+    tables = {
+        file.name.removesuffix(".json"): file.read_text("utf-8")
+        for file in (package / "messages").iterdir()
+        if file.name.endswith(".json")
+    }
+    for name, text in {**contents, **bundle_page(contents, _STYLES, tables)}.items():
         path = _PAGE_PATHS.get(name, f"/static/{name}")
         resources[path] = StaticResource(text.encode(), _get_media_type(name), _PAGE_HEADERS)
     return resources

@@ -303,6 +303,7 @@ class StatusTests(EvaluationTestCase):
             "log_name": "a6b46dd0d1ae5e86",
             "state": "queued",
             "queue_place": 4,
+            "counts": False,
             "repository": "https://example.org/problem.git",
             "commit_oid": OID,
             "directory": "",

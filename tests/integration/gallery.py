@@ -44,17 +44,17 @@ Print the number of the input, up to 99.
 """
 
 
-def configure(repository: GitRepository, folder: Path) -> str:
+def configure(repository: GitRepository) -> str:
     """Return a configuration with the problems."""
     for path, content in PACKAGE.items():
         repository.write(f"echo/{path}", content)
-    commit, statement = repository.commit(), folder / "echo.md"
-    statement.write_text(STATEMENT)
+    repository.write("echo/statement.md", STATEMENT)
+    commit = repository.commit()
     echo = (
         "[problems.echo]\n"
         f"repository = '{repository.url}'\ncommit = '{commit}'\ndirectory = 'echo'\n"
         "build = 'tawebeval-judge --build'\ncommand = 'tawebeval-judge'\nfields = ['source']\n"
-        f"title = 'Echo'\nstatement = '{statement}'\n"
+        "title = 'Echo'\nstatement = 'statement.md'\nown_input = true\n"
     )
     tables = [CONFIGURATION, echo]
     for name, field in CHOSEN.items():
@@ -142,7 +142,7 @@ async def main() -> None:
     try:
         repository = GitRepository(folder / "repository")
         shutil.copytree(PROBLEMS, repository.folder, dirs_exist_ok=True)
-        daemon = Daemon(configure(repository, folder))
+        daemon = Daemon(configure(repository))
         daemon.start()
         await daemon.ready()
         browser = Browser()

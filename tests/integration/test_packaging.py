@@ -249,7 +249,8 @@ class PackagingTests(SynchronousTestCase):
         self.assertEqual(names, {*modules, "tawebeval_client/py.typed"})
         names = {name for name in self.names(self.built.wheel) if ".dist-info/" not in name}
         package = self.checkout / "tawebeval"
-        parts = [*package.rglob("*.py"), *(package / "web" / "static").iterdir()]
+        parts = list(package.rglob("*.py"))
+        parts += [*(package / "web").glob("messages/*"), *(package / "web").glob("static/*")]
         parts.append(package / "web" / "openapi.json")
         tools = package / "sandbox" / "tools"
         parts += [

@@ -181,7 +181,7 @@ class PageTests(PageTestCase):
         await self.send_data(goal, after="exit 3")
         await self.browser.shows("#state", "failed")
         said = await self.browser.until("said.some((text) => text.includes('failed')) && said")
-        self.assertRegex(said[-1], "has failed, 1 of 1 goal reached: .*status 3")
+        self.assertRegex(said[-1], "^Evaluation failed, 1 of 1 goal reached, .*status 3")
         self.assertEqual([text for text in said[:-1] if "status 3" in text], [])
 
     async def test_newest_lines_of_a_flood_are_shown(self) -> None:

@@ -171,13 +171,13 @@ class ClassTests(BrowserTestCase):
         await browser.shows("#standings-rows", "late")
         await browser.script(CHOOSE_PROBLEM)
         await browser.click("#standings-rerun")
-        await browser.shows("#standings-hint", "3 submissions run again.")
+        await browser.shows("#standings-hint", "3 submissions evaluated again.")
         await browser.shows("#standings-rows", "7 of 8")
         await browser.shows("#standings-rows", "3 tries")
         files = [("submission[source]", ("a.txt", "text/plain", BytesIO(b"2\n")))]
         await student.request("POST", "/problems/sums/evaluate", files=files)
         await browser.shows("#standings-rows", "4 tries")
-        await browser.shows("#standings-hint", "3 submissions run again.")  # it outlives a renewal
+        await browser.shows("#standings-hint", "3 submissions evaluated again.")
         await browser.click("#standings-rows a")
         await browser.shows("#output", "judged 7 points")
         await browser.click("#to-listing")

@@ -13,9 +13,12 @@ from typing import Any
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import TestCase
 
+from tawebeval.web.bundle import make_messages
+
 NODE = shutil.which("node")
 TESTS = Path(__file__).parent / "page_modules"
-STATIC = Path(__file__).parents[2] / "tawebeval" / "web" / "static"
+WEB = Path(__file__).parents[2] / "tawebeval" / "web"
+STATIC, MESSAGES = WEB / "static", WEB / "messages"
 
 
 class PageModuleTests(TestCase):
@@ -28,6 +31,8 @@ class PageModuleTests(TestCase):
         self.folder = Path(self.mktemp()).absolute()
         shutil.copytree(TESTS, self.folder)
         shutil.copytree(STATIC, self.folder / "static")
+        tables = {path.stem: path.read_text() for path in MESSAGES.glob("*.json")}
+        (self.folder / "static" / "messages.js").write_text(make_messages(tables))
         (self.folder / "package.json").write_text('{"type": "module"}')
 
     async def run_tests(self, name: str) -> None:

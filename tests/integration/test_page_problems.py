@@ -11,6 +11,7 @@ from tests.integration.browser import DESKTOP, LOOKS, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.client import Client
 from tests.integration.harness import new_token
+from tests.integration.test_packages import KATTIS
 
 STATEMENT = """# The NAME
 
@@ -253,10 +254,10 @@ class ProblemPageTests(ProblemPageTestCase):
         self.repository.write("statement.md", "Add.")
         self.commit = self.repository.commit()
         problem = self.problem("sums", "true", "statement = 'statement.md'")
-        await self.reload(f"{problem}opens = 2099-01-01T00:00:00Z\n")
+        await self.reload(f"{problem}opens = 2099-06-01T12:00:00Z\n")
         await self.visit_problems()
         await self.browser.click("#problem-list a")
-        await self.browser.shows("#statement-hint", "opens at 2099")
+        await self.browser.shows("#statement-hint", "opens at Jun 1, 2099")
         await self.daemon.reload(problem)
         await self.browser.click("#to-problems")
         await self.browser.click("#problem-list a")
@@ -330,6 +331,44 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.browser.click("#to-listing")
         await self.browser.shows("#listing", "sums")
         self.assertNotIn("finished", await self.browser.text("#listing"))
+
+    async def test_program_for_a_package_runs_on_an_own_input_which_is_no_try(self) -> None:
+        for path, text in KATTIS.items():
+            self.repository.write(f"sum/{path}", text)
+        self.commit = self.repository.commit()
+        settings = "directory = 'sum'\nfields = ['source']\nextensions = ['py']\n"
+        problems = self.problem("package", "tawebeval-judge", settings, "own_input = true")
+        await self.reload(problems + self.problem("plain", "true", settings))
+        await self.browser.open(f"{self.page_url}#problem/plain")
+        await self.browser.until("document.querySelector('#fields .cm-content')")
+        self.assertFalse(await self.visible("#own-input"))
+        await self.open_problem("package")
+        await self.browser.until("document.querySelector('#fields .cm-content')")
+        await self.browser.script("document.querySelector('#fields .cm-content').focus()")
+        await self.browser.write_in_focus("print('sum', sum(map(int, input().split())))")
+        await self.browser.shows("#statement-hint", "has no statement")  # or what follows moves
+        await self.browser.click("#own-input summary")
+        await self.browser.write("#own-input-text", "40 2")
+        await self.browser.click("#own-input-run")
+        await self.browser.shows("#output", "sum 42")
+        await self.browser.shows("#state", "finished")
+        await self.browser.shows("#about", "does not count")
+        self.assertFalse(await self.visible("#goals"))
+        self.assertEqual(await self.browser.violations(), [])
+        identifier = await self.browser.script("return location.hash.slice(12)")
+        self.client.evaluations.append(identifier)
+        self.assertFalse((await self.client.status(identifier))["counts"])
+        await self.browser.write("#own-input-text", "")
+        await self.browser.click("#edit")
+        await self.browser.until("document.getElementById('own-input-text').value === '40 2'")
+        await self.browser.click("#to-problems")
+        await self.browser.shows("#problem-list", "package")
+        self.assertNotIn("tried", await self.browser.text("#problem-list"))
+        await self.open_problem("package")
+        await self.send()
+        await self.browser.shows("#goals", "accepted")
+        await self.browser.click("#to-problems")
+        await self.browser.shows("#problem-list", "tried")
 
     async def test_each_problem_keeps_its_draft(self) -> None:
         fixed = self.problem("fixed", "true", "fields = ['source']")

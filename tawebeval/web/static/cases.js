@@ -1,7 +1,8 @@
 /** The test cases of an evaluation: a table, of which a part is drawn, and plots of all of them. */
 
 import { diffLines, markDifference, visible } from "./diff.js";
-import { byId, bytes, counted, element, setOptions } from "./dom.js";
+import { byId, bytes, element, setOptions } from "./dom.js";
+import { formatNumber, say } from "./language.js";
 import { drawColumns, makeColumns } from "./plot.js";
 import { brief, isBrief, numberOf } from "./values.js";
 import { TONES, verdictWords } from "./verdict.js";
@@ -118,14 +119,14 @@ export class Cases {
   #tell() {
     const { start, rows, chosen, kept } = this;
     const [first, last] = [start + Math.min(1, rows.length), start + rows.length];
+    const shown = { first, last, n: chosen.length };
     byId("cases-pages").hidden = chosen.length <= WINDOW;
-    byId("cases-shown").textContent =
-      `${[first, last].map((n) => n.toLocaleString("en")).join("–")} of ${counted(chosen.length, "case")}`;
+    byId("cases-shown").textContent = say("{first}–{last} of {n} cases", shown);
     byId("cases-earlier").ariaDisabled = start === 0 ? "true" : null;
     byId("cases-later").ariaDisabled = last >= chosen.length ? "true" : null;
     const dropped = this.count - kept.length;
     this.note.hidden = dropped === 0;
-    this.note.textContent = `The first ${counted(dropped, "case")} are no longer kept.`;
+    this.note.textContent = say("The first {n} cases are no longer kept.", { n: dropped });
   }
 
   #turn(by) {
@@ -153,8 +154,8 @@ export class Cases {
 
   #offerVerdicts() {
     if (this.filter.length === this.verdicts.size + 2) return;
-    const verdicts = [...this.verdicts].map((each) => [each, verdictWords(each)]);
-    setOptions(this.filter, [["", "all"], ["others", "not accepted"], ...verdicts]);
+    const verdicts = [...this.verdicts].map((each) => [each, say(verdictWords(each))]);
+    setOptions(this.filter, [["", say("all")], ["others", say("not accepted")], ...verdicts]);
   }
 
   #clearRows() {
@@ -191,8 +192,8 @@ export class Cases {
       const most = Math.max(...columns.map(({ value }) => value));
       figure.hidden = !(most > 0) || columns.length < 2;
       if (figure.hidden) continue;
-      const caption = `${name === "time" ? "Time" : "Memory"}, at most ${words(most)}`;
-      figure.querySelector("figcaption").textContent = caption;
+      const caption = name === "time" ? "Time, at most {most}" : "Memory, at most {most}";
+      figure.querySelector("figcaption").textContent = say(caption, { most: words(most) });
       drawColumns(figure.querySelector("svg"), columns, words);
     }
   }
@@ -237,7 +238,7 @@ function describe({ type, case: name, verdict, ...members }) {
 }
 
 function inSeconds(seconds) {
-  return `${seconds.toFixed(3)} s`;
+  return say("{count} s", { count: formatNumber(seconds, 3) });
 }
 
 function makeRow({ name, verdict, tone, message = "", input, expected, printed, ...cells }, toggle) {
@@ -253,7 +254,7 @@ function makeRow({ name, verdict, tone, message = "", input, expected, printed, 
   const short = line.length > BRIEF ? `${line.slice(0, BRIEF)}…` : line;
   if (short) head.append(element("p", { className: "hint" }, short));
   const result = element("td", { className: "result" });
-  result.append(element("span", { className: tone }, verdictWords(verdict)));
+  result.append(element("span", { className: tone }, say(verdictWords(verdict))));
   const others = COLUMNS.map((key) => element("td", { className: key }, cells[key] ?? ""));
   return element("tr", {}, head, result, ...others);
 }
@@ -265,20 +266,20 @@ function makeDetails({ message, input, expected, printed }) {
   const hasBoth = expected !== undefined && printed !== undefined;
   const texts = hasBoth ? { Input: input } : { Input: input, Expected: expected, Printed: printed };
   for (const [label, text] of Object.entries(texts)) {
-    if (text !== undefined) made.push(element("p", {}, label), element("pre", {}, text));
+    if (text !== undefined) made.push(element("p", {}, say(label)), element("pre", {}, text));
   }
   if (hasBoth) {
     const { rows, cut } = diffLines(expected, printed);
     const heads = ["Expected", "", "Printed"].map((text) =>
-      element(text ? "th" : "td", text ? { scope: "col" } : {}, text),
+      element(text ? "th" : "td", text ? { scope: "col" } : {}, text && say(text)),
     );
     const table = element("table", { className: "diff" });
     table.append(element("thead", {}, element("tr", {}, ...heads)));
     table.append(element("tbody", {}, ...rows.map(makeDiffRow)));
     made.push(table);
-    if (cut) made.push(element("p", { className: "hint" }, "Long texts are cut."));
+    if (cut) made.push(element("p", { className: "hint" }, say("Long texts are cut.")));
   }
-  if (made.length === 0) made.push("The texts of this case are no longer kept.");
+  if (made.length === 0) made.push(say("The texts of this case are no longer kept."));
   return made;
 }
 

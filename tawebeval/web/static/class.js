@@ -2,7 +2,8 @@
 
 import { Client, randomKey } from "./client.js";
 import { saveCsv } from "./csv.js";
-import { announce, byId, counted, duration, element, said, setOptions } from "./dom.js";
+import { announce, byId, element, pauseWords, said, setOptions } from "./dom.js";
+import { say } from "./language.js";
 import { assignFiles, findStudents } from "./students.js";
 import { parse } from "./values.js";
 import { Tally, goalWords, isLive, scoreWords, verdictOf } from "./verdict.js";
@@ -108,7 +109,7 @@ export class ClassView {
   /** Add what `find` returns, after what was given before. */
   #read(find) {
     if (this.stopping !== undefined) return;
-    byId("class-hint").textContent = READING;
+    byId("class-hint").textContent = say(READING);
     const found = Promise.allSettled([find(), this.reading]);
     this.reading = found.then(([{ value, reason }]) => this.#add(value, reason));
   }
@@ -140,10 +141,10 @@ export class ClassView {
         }
       }
       this.sources.push(...(await unpackZips(found, left)));
-      if (hint.textContent === READING) hint.textContent = "";
+      if (hint.textContent === say(READING)) hint.textContent = "";
       this.#arrange();
     } catch (failure) {
-      hint.textContent = `Not read: ${failure.message}`;
+      hint.textContent = say("Not read: {why}", { why: failure.message });
     }
   }
 
@@ -200,16 +201,17 @@ export class ClassView {
     const isBusy = this.stopping !== undefined;
     const open = this.rows.filter((row) => row.isOpen).length;
     byId("class-start").hidden = isBusy || open === 0;
-    byId("class-start").textContent = `Evaluate ${counted(open, "submission")}`;
+    byId("class-start").textContent = say("Evaluate {n} submissions", { n: open });
     const over = this.rows.filter((row) => row.isOver).length;
     byId("class-rerun").hidden = isBusy || over === 0;
+    byId("class-rerun").textContent = say("Evaluate {n} submissions again", { n: over });
     byId("class-stop").hidden = !isBusy;
     byId("class-clear").hidden = isBusy || this.rows.length === 0;
     byId("class-csv").hidden = this.rows.length === 0;
     byId("class-table").hidden = this.rows.length === 0;
     byId("class-problem").disabled = isBusy;
-    const all = counted(this.rows.length, "student");
-    byId("class-count").textContent = this.rows.length === 0 ? "" : `${over} of ${all} evaluated`;
+    const done = say("{over} of {n} students evaluated", { over, n: this.rows.length });
+    byId("class-count").textContent = this.rows.length === 0 ? "" : done;
   }
 
   /** Evaluate rows, or those that are evaluated `again`: the same files, by the problem as it is. */
@@ -322,7 +324,8 @@ export class Row {
   show(state, message = this.wrong) {
     this.state = state;
     const { words, tone } = verdictOf({ state, results: this.results });
-    this.verdict.textContent = state === "" ? "" : words;
+    this.words = words;
+    this.verdict.textContent = state === "" ? "" : say(words);
     this.verdict.dataset.tone = tone;
     this.message.textContent = message;
     this.score.textContent = scoreWords(this.results);
@@ -335,7 +338,7 @@ export class Row {
    */
   async evaluate(problem, token, signal, former = null) {
     const notice = (pause) =>
-      this.show(this.state, pause ? `waits ${duration(pause.seconds)}: ${pause.why}` : "");
+      this.show(this.state, pause ? say("waits {time}: {why}", pauseWords(pause)) : "");
     const client = new Client({ token, notice, parse });
     const { id, results } = this;
     try {
@@ -359,7 +362,8 @@ export class Row {
       const isGone = [404, 410].includes(error.status);
       if (former !== null && this.id === id && !(isGone && this.pairs.length > 0)) {
         this.results = results;
-        return this.show(former, signal.aborted ? "" : `not run again: ${said(error)}`);
+        const words = say("not evaluated again: {why}", { why: said(error) });
+        return this.show(former, signal.aborted ? "" : words);
       }
       const isRefused = this.id === null && !signal.aborted;
       if (isRefused || isGone) this.#forget();
@@ -401,7 +405,7 @@ export class Row {
   /** Return its row of the CSV. */
   cells(problem, goals) {
     const { score, maximum } = this.results?.score ?? {};
-    const verdict = this.isOver ? this.verdict.textContent : "";
+    const verdict = this.isOver ? this.words : "";
     const message = this.message.textContent;
     return [
       ...[this.name, problem, verdict, numberOrNull(score), numberOrNull(maximum)],
@@ -451,7 +455,7 @@ async function readDrop(transfer) {
 }
 
 async function readEntry(entry, files, group) {
-  if (files.length >= MOST_FILES) throw new BadZip(`there are over ${MOST_FILES} files`);
+  if (files.length >= MOST_FILES) throw new BadZip(say("there are over {n} files", { n: MOST_FILES }));
   const path = entry.fullPath.replace(/^\//, "");
   if (entry.isFile) {
     const content = await new Promise((resolve, reject) => entry.file(resolve, reject));

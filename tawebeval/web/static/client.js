@@ -48,6 +48,7 @@ export class Client {
     this.headers = new Headers(bearer ? { Authorization: `Bearer ${bearer}` } : {});
     this.notice = notice;
     this.parse = parse;
+    this.serverTime = null; // ms, of the newest answer, by the server's clock
   }
 
   /**
@@ -147,9 +148,14 @@ export class Client {
     yield* this.#list("problems", new URLSearchParams(), "name", options);
   }
 
-  /** Return a problem with its statement, a text in Markdown, and the URLs of its pictures. */
-  async problem(name, { signal, tries = 8 } = {}) {
-    return (await this.#ask(`problems/${encodeURIComponent(name)}`, {}, { signal, tries })).body;
+  /**
+   * Return a problem with its statement, a text in Markdown, and the URLs of its pictures. The
+   * `language` of the statement is by default that of the browser.
+   */
+  async problem(name, { language, signal, tries = 8 } = {}) {
+    const options = language ? { headers: { "Accept-Language": language } } : {};
+    const path = `problems/${encodeURIComponent(name)}`;
+    return (await this.#ask(path, options, { signal, tries })).body;
   }
 
   /** Return the environments that a form may choose; the first one is the default. */
@@ -268,6 +274,7 @@ export class Client {
     const headers = { ...Object.fromEntries(this.headers), ...options.headers };
     const url = new URL(path, this.server);
     const answer = await fetch(url, { ...options, headers, signal, cache: "no-store" });
+    this.serverTime = Date.parse(answer.headers.get("Date")) || null;
     if (answer.ok) return answer;
     const problem = await answer.json().catch(() => ({})); // what a proxy says may be anything
     throw new Refused(answer.status, problem, retryAfter(answer.headers));

@@ -1,7 +1,8 @@
 /** What an evaluator prints, as it comes, and no more of it than a page can bear. */
 
 import { StyledText } from "./ansi.js";
-import { counted, element } from "./dom.js";
+import { element } from "./dom.js";
+import { say } from "./language.js";
 
 const BLOCK = 16_384; // characters of text in one block
 const MOST_STYLED = 5000; // runs of text with a style; beyond them text is plain
@@ -115,10 +116,10 @@ export class Console {
 
   #tell() {
     const said = [];
-    if (this.missed) said.push("The server has discarded a part of the output that was not read.");
-    if (this.dropped > 0) {
-      said.push(`${counted(this.dropped, "earlier line")} not shown.`);
+    if (this.missed) {
+      said.push(say("The server has discarded a part of the output that was not read."));
     }
+    if (this.dropped > 0) said.push(say("{n} earlier lines not shown.", { n: this.dropped }));
     this.note.hidden = said.length === 0;
     this.note.textContent = said.join(" ");
   }

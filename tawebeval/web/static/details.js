@@ -1,6 +1,7 @@
 /** What was asked for, with which limits, where it ran, and how long each state took. */
 
 import { bytes, duration, element } from "./dom.js";
+import { formatTime, say } from "./language.js";
 import { svgElement } from "./plot.js";
 
 const MEMBERS = {
@@ -15,7 +16,7 @@ const MEMBERS = {
   seed: "Seed",
   metadata: "Labels",
   limits: "Limits",
-  created: "Accepted",
+  created: "Accepted at",
 };
 const SECONDS = ["wall_clock", "cpu"];
 const SIZES = ["memory", "file_size", "disk", "output", "stderr"];
@@ -25,14 +26,14 @@ const PHASES = { created: "Waiting", fetching: "Fetching and waiting", running: 
 export function makeDetails(status) {
   return Object.entries(MEMBERS).flatMap(([name, words]) => {
     const texts = describe(name, status[name]).map((text) => element("dd", {}, text));
-    return texts.length > 0 ? [element("dt", {}, words), ...texts] : [];
+    return texts.length > 0 ? [element("dt", {}, say(words)), ...texts] : [];
   });
 }
 
 /** Return a member of the status in words, one text for each label or limit. */
 function describe(name, value) {
   if (value === null || value === undefined || value === "") return [];
-  if (name === "created") return [new Date(value).toLocaleString()];
+  if (name === "created") return [formatTime(value)];
   if (name === "environment") return [value.name, value.digest].filter(Boolean);
   if (name === "metadata") return Object.entries(value).map((pair) => pair.join(" = "));
   if (name === "runner") return runnerFacts(value);
@@ -44,16 +45,17 @@ function describe(name, value) {
 }
 
 function runnerFacts({ kind, job, node, queue_reason: reason }) {
-  const facts = [node ?? "not chosen yet", `${kind} job ${job ?? "not started yet"}`];
-  return reason ? [...facts, `waits: ${reason}`] : facts;
+  const facts = [node ?? say("not chosen yet")];
+  facts.push(job ? `${kind} ${job}` : say("{kind}: not started yet", { kind }));
+  return reason ? [...facts, say("waits: {why}", { why: reason })] : facts;
 }
 
 /** Return what an evaluation has used, in words. */
 export function usageFacts({ wall_seconds: wall, cpu_seconds: cpu, peak_memory_bytes: memory }) {
   const facts = [];
-  if (wall !== null) facts.push(`ran ${duration(wall)}`);
-  if (cpu !== null) facts.push(`CPU ${duration(cpu)}`);
-  if (memory !== null) facts.push(`memory ${bytes(memory)}`);
+  if (wall !== null) facts.push(say("ran {time}", { time: duration(wall) }));
+  if (cpu !== null) facts.push(say("CPU {time}", { time: duration(cpu) }));
+  if (memory !== null) facts.push(say("memory {size}", { size: bytes(memory) }));
   return facts;
 }
 
@@ -85,7 +87,7 @@ export function makeTimeline(status) {
     const width = Math.max(3, (1000 * (to - from)) / whole);
     const x = Math.min(997, (1000 * from) / whole);
     bar.append(svgElement("rect", { class: `phase-${n}`, x, y: 0, width, height: 12 }));
-    return element("li", { className: `phase-${n}` }, `${words} ${duration(to - from)}`);
+    return element("li", { className: `phase-${n}` }, `${say(words)} ${duration(to - from)}`);
   });
   return [bar, element("ol", { className: "phases" }, ...items)];
 }

@@ -1,5 +1,9 @@
 /** Elements, made and found. Text is always text: nothing here reads markup. */
 
+import { formatNumber, formatTime, say } from "./language.js";
+
+const TIME = /\d{4}-\d\d-\d\dT\d\d:\d\d:[\d.]+(?:Z|[+-]\d\d:\d\d)/g;
+
 /** Return the element of the page with this identifier. */
 export function byId(id) {
   return document.getElementById(id);
@@ -49,11 +53,11 @@ export function announce(text) {
 export async function copy(button, text) {
   const label = button.dataset.label ?? button.textContent;
   button.dataset.label = label;
-  let said = "Copied";
+  let said = say("Copied");
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    said = "Not allowed"; // browsers allow it only over TLS, or to this machine's own pages
+    said = say("Not allowed"); // browsers allow it only over TLS, or to this machine's own pages
   }
   button.textContent = said;
   announce(said);
@@ -62,32 +66,40 @@ export async function copy(button, text) {
   }, 1500);
 }
 
-/** Return what is to be said of an error of a request. */
+/** Return what is to be said of an error of a request, with times as they are here. */
 export function said(error) {
-  return error.status || error.field ? error.message : "The server does not answer.";
+  if (!error.status && !error.field) return say("The server does not answer.");
+  return error.message.replace(TIME, (time) => shortTime(time));
+}
+
+/** Return the values of a message about the pause before a retry. */
+export function pauseWords({ seconds, why }) {
+  return { time: duration(seconds), why: say(why) };
+}
+
+/** Return a day and the minute. */
+export function shortTime(time) {
+  return formatTime(time, { dateStyle: "medium", timeStyle: "short" });
 }
 
 /** Return a length of time, in seconds, for people. */
 export function duration(seconds) {
-  if (seconds < 10) return `${Number(seconds).toFixed(1)} s`; // it may be an ExactNumber
-  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  // It may be an ExactNumber.
+  if (seconds < 10) return say("{count} s", { count: formatNumber(Number(seconds), 1) });
+  if (seconds < 60) return say("{count} s", { count: Math.floor(seconds) });
   const [minutes, hours] = [Math.floor(seconds / 60), Math.floor(seconds / 3600)];
-  if (minutes < 60) return withRest(minutes, "min", Math.floor(seconds % 60), "s");
-  return withRest(hours, "h", minutes % 60, "min");
+  if (minutes < 60) return withRest("{count} min", minutes, "{count} s", Math.floor(seconds % 60));
+  return withRest("{count} h", hours, "{count} min", minutes % 60);
 }
 
-function withRest(count, unit, rest, smaller) {
-  return rest === 0 ? `${count} ${unit}` : `${count} ${unit} ${rest} ${smaller}`;
+function withRest(words, count, smaller, rest) {
+  const first = say(words, { count });
+  return rest === 0 ? first : `${first} ${say(smaller, { count: rest })}`;
 }
 
 /** Return a number of bytes for people. */
 export function bytes(count) {
   if (count < 1024) return `${count} B`;
-  if (count < 1024 ** 2) return `${(count / 1024).toFixed(1)} KiB`;
-  return `${(count / 1024 ** 2).toFixed(1)} MiB`;
-}
-
-/** Return the number of things: `counted(2, "line")` is "2 lines". */
-export function counted(count, thing) {
-  return `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
+  if (count < 1024 ** 2) return `${formatNumber(count / 1024, 1)} KiB`;
+  return `${formatNumber(count / 1024 ** 2, 1)} MiB`;
 }

@@ -1,6 +1,7 @@
 /** A field for a file that is written on the page: its name, its language, and an editor. */
 
 import { element, setOptions } from "./dom.js";
+import { say } from "./language.js";
 
 const LANGUAGES = {
   py: "Python",
@@ -49,13 +50,14 @@ export function sourceField({ label, name, text, extensions }) {
     value: name,
     required: true,
     pattern: "[^\\/\\\\]+",
-    title: "a file name, without / and \\",
+    title: say("a file name, without / and \\"),
     spellcheck: false,
     autocapitalize: "none",
   });
   const language = element("select", { className: "language" });
   const choices = extensions.map((extension) => [extension, LANGUAGES[extension] ?? `.${extension}`]);
-  setOptions(language, choices.length > 0 ? choices : [...Object.entries(LANGUAGES), OTHER]);
+  const offered = choices.length > 0 ? choices : [...Object.entries(LANGUAGES), OTHER];
+  setOptions(language, offered.map(([extension, words]) => [extension, say(words)]));
   const place = element("div", { className: "code-editor", hidden: true });
   let editor = null;
   let marks = [];
@@ -115,8 +117,8 @@ export function sourceField({ label, name, text, extensions }) {
   const head = element(
     "div",
     { className: "pair" },
-    element("label", { className: "field" }, element("span", {}, "Language"), language),
-    element("label", { className: "field" }, element("span", {}, "File name"), nameInput),
+    element("label", { className: "field" }, element("span", {}, say("Programming language")), language),
+    element("label", { className: "field" }, element("span", {}, say("File name")), nameInput),
   );
   const body = element("label", { className: "field" }, element("span", {}, label), content);
   return { content, head, body: element("div", { className: "source" }, body, place) };

@@ -3,8 +3,19 @@
 import { Client, isPassing } from "./client.js";
 import { Console } from "./console.js";
 import { makeDetails, makeTimeline, usageFacts } from "./details.js";
-import { announce, byId, copy, counted, duration, element, isBusy, said, setBusy } from "./dom.js";
+import {
+  announce,
+  byId,
+  copy,
+  duration,
+  element,
+  isBusy,
+  pauseWords,
+  said,
+  setBusy,
+} from "./dom.js";
 import { nameSubject } from "./history.js";
+import { formatTime, say } from "./language.js";
 import { Results } from "./results.js";
 import { Search } from "./search.js";
 import { Share } from "./share.js";
@@ -86,7 +97,7 @@ export class EvaluationView {
     byId("something").hidden = false;
     byId("identifier").textContent = id;
     byId("identifier").title = id;
-    byId("evaluation-name").textContent = "Evaluation";
+    byId("evaluation-name").textContent = say("Evaluation");
     byId("about").textContent = "";
     for (const name of ["connection", "failure"]) byId(name).hidden = true;
     byId("details").hidden = true;
@@ -207,13 +218,13 @@ export class EvaluationView {
     const button = byId("cancel");
     if (isBusy(button)) return;
     setBusy(button, true);
-    button.textContent = "Cancelling …";
+    button.textContent = say("Cancelling …");
     try {
       await this.client.cancel(this.id, { signal });
     } catch (error) {
       if (!signal.aborted) this.#complain(error);
     } finally {
-      button.textContent = "Cancel";
+      button.textContent = say("Cancel");
       setBusy(button, false);
     }
   }
@@ -226,7 +237,7 @@ export class EvaluationView {
     setBusy(button, true);
     error.textContent = "";
     const notice = (pause) => {
-      error.textContent = pause ? `Retrying in ${duration(pause.seconds)}: ${pause.why}` : "";
+      error.textContent = pause ? say("Retrying in {time}: {why}", pauseWords(pause)) : "";
     };
     try {
       const client = new Client({ token: this.token, notice });
@@ -235,7 +246,7 @@ export class EvaluationView {
       const id = await client.rerun(former, undefined, { evaluator, signal });
       this.rerun(id, former);
       location.hash = `#evaluation/${id}`;
-      announce("The evaluation has started.");
+      announce(say("The evaluation has started."));
     } catch (failure) {
       if (signal.aborted) return;
       if (failure.status === 401) this.unauthorized();
@@ -311,19 +322,17 @@ export class EvaluationView {
     const { titles, file } = this.findDetails(this.id);
     byId("evaluation-name").textContent = nameSubject(status, titles);
     const facts = [file, status.metadata?.student, status.caller]; // a label may name anybody
-    facts.push(new Date(status.created).toLocaleString());
+    if (status.problem !== null && !status.counts) facts.push(say("does not count"));
+    facts.push(formatTime(status.created));
     byId("about").textContent = facts.filter(Boolean).join(" · ");
   }
 
   /** Say it in one sentence, for a second one would come in the place of the first. */
   #announceState({ state, results }) {
-    if (isLive(state)) return announce(`The evaluation is ${state}.`);
-    const { words } = verdictOf({ state, results });
-    const summary = summarize(results).map((each) => `, ${each}`).join("");
-    const verdict = state === "finished" && words !== "Finished" ? `: ${words}` : "";
-    if (state !== "failed") return announce(`The evaluation is ${state}${verdict}${summary}.`);
-    const reason = this.error?.message ? `: ${this.error.message}` : "";
-    return announce(`The evaluation has failed${summary}${reason}.`);
+    const facts = [say(verdictOf({ state, results }).words)];
+    if (!isLive(state)) facts.push(...summarize(results));
+    if (state === "failed" && this.error?.message) facts.push(this.error.message);
+    announce(`${facts.join(", ")}.`);
   }
 
   /** Show verdict and score: of the events that have come, and at the end those of the status. */
@@ -346,20 +355,20 @@ export class EvaluationView {
   /** Show a state, the verdict, score and summary, and the progress while it is live. */
   #showState(state, results) {
     const { words, tone } = verdictOf({ state, results });
-    showText(byId("state"), state);
+    showText(byId("state"), say(state));
     byId("state").dataset.state = state;
-    showText(byId("verdict"), words);
+    showText(byId("verdict"), say(words));
     byId("verdict").dataset.tone = tone;
     showText(byId("score"), scoreWords(results));
     showText(byId("summary"), summarize(results && { ...results, score: null }).join(" · "));
-    document.title = `${words} · tawebeval`;
+    document.title = `${say(words)} · tawebeval`;
     const { done, total } = results?.progress ?? { done: 0, total: 0 };
     byId("progress").hidden = !isLive(state) || !(total > 0);
     if (byId("progress").hidden) return;
     const [bar, text] = byId("progress").children;
     bar.max = total;
     bar.value = done;
-    showText(text, `${done} of ${total}`);
+    showText(text, say("{done} of {total}", { done: Number(done), total: Number(total) }));
   }
 
   #showFacts() {
@@ -372,11 +381,13 @@ export class EvaluationView {
         ? (performance.now() - this.since) / 1000
         : (Date.parse(ended) - Date.parse(created)) / 1000;
       if (status.state === "queued" && place !== null) {
-        facts.push(place === 0 ? "next in the queue" : `${counted(place, "evaluation")} ahead`);
+        const words = place === 0 ? "next in the queue" : "{n} evaluations ahead";
+        facts.push(say(words, { n: Number(place) }));
       }
-      facts.push(live ? duration(seconds) : `total ${duration(seconds)}`);
+      facts.push(live ? duration(seconds) : say("total {time}", { time: duration(seconds) }));
       if (usage) facts.push(...usageFacts(usage));
-      facts.push(`seed ${seed}`, `commit ${(status.commit_oid ?? "unknown").slice(0, 8)}`);
+      const commit = status.commit_oid?.slice(0, 8) ?? say("unknown");
+      facts.push(say("seed {seed}", { seed: String(seed) }), say("commit {commit}", { commit }));
     }
     const text = facts.map((fact) => fact.replaceAll(" ", "\u00a0")).join(" · ");
     if (byId("facts").textContent !== text) byId("facts").textContent = text;
@@ -385,23 +396,23 @@ export class EvaluationView {
   #showConnection(pause) {
     const line = byId("connection");
     if (pause === null) {
-      if (!line.hidden) announce("Reconnected.");
+      if (!line.hidden) announce(say("Reconnected."));
       line.hidden = true;
       return;
     }
-    if (line.hidden) announce("Connection lost, reconnecting.");
+    if (line.hidden) announce(say("Connection lost, reconnecting."));
     line.hidden = false;
-    const { why, attempt, seconds } = pause;
-    line.textContent = `Reconnecting in ${duration(seconds)}, attempt ${attempt}: ${why}`;
+    const words = { ...pauseWords(pause), attempt: pause.attempt };
+    line.textContent = say("Reconnecting in {time}, attempt {attempt}: {why}", words);
   }
 
   /** Show what the server refuses, and say it. */
   #complain(error) {
-    this.#showFailure(error.message);
-    announce(error.message);
+    this.#showFailure(said(error));
+    announce(said(error));
   }
 
-  #showFailure(message = "The evaluation failed.", stderr = "") {
+  #showFailure(message = say("The evaluation failed."), stderr = "") {
     const box = byId("failure");
     box.replaceChildren(element("p", {}, message));
     if (stderr) {

@@ -2,7 +2,11 @@
 
 import { announce, byId, element, setOptions } from "./dom.js";
 import { focusField, markSource, replaceSource, sourceField } from "./editor.js";
+import { say } from "./language.js";
 import { complaintOf } from "./validity.js";
+
+/** The field of an input to run on, which the form of a problem may have besides. */
+export const OWN_INPUT = "own_input";
 
 const MOST_LABELS = 16; // of one evaluation, for the server
 const MOST_EDITED = 256 * 1024; // bytes of a dropped file that is put into an editor
@@ -74,6 +78,11 @@ export class SubmissionForm {
     this.clearError();
     const rows = new Map(this.#fields().map(({ row, name }) => [name.value, row]));
     for (const { field, filename, text } of files) {
+      if (field === OWN_INPUT && this.problem?.own_input) {
+        byId("own-input-text").value = text;
+        byId("own-input").open = true;
+        continue;
+      }
       const row = rows.get(field);
       if (row?.dataset.kind === "text") replaceSource(row, filename, text);
       else {
@@ -146,17 +155,19 @@ export class SubmissionForm {
     this.rows.replaceChildren(...rows);
     byId("add-file").hidden = this.#isFixed;
     byId("add-text").hidden = this.#isFixed;
+    byId("own-input").hidden = !problem?.own_input;
     byId("evaluator").hidden = problem !== null;
     byId("evaluator").disabled = problem !== null; // nothing in it is checked, then
-    byId("form-title").textContent = problem === null ? "Evaluate a submission" : "Your solution";
+    byId("form-title").textContent = say(problem === null ? "Evaluate a submission" : "Your solution");
     byId("form-title").ariaLevel = problem === null ? null : "2"; // the statement has the first
     this.#edited();
   }
 
   /** Whether the form has the fields of this problem already; null for an own evaluator. */
   isFor(problem) {
-    const describe = (entry) => JSON.stringify([entry?.name, entry?.fields, entry?.extensions]);
-    return describe(problem) === describe(this.problem);
+    const describe = ({ name, fields, extensions, own_input: ownInput } = {}) =>
+      JSON.stringify([name, fields, extensions, ownInput]);
+    return describe(problem ?? {}) === describe(this.problem ?? {});
   }
 
   /** Whether the problem says which fields it expects. */
@@ -284,7 +295,7 @@ export class SubmissionForm {
   /** Return a row for a field: `text` and `file`, the name of its file, or `files` if chosen. */
   #makeRow({ name, kind, text = "", file = `${name}.txt`, files = null }) {
     const isFixed = this.#isFixed;
-    const words = kind === "text" ? "Choose a file" : "Enter text";
+    const words = say(kind === "text" ? "Choose a file" : "Enter text");
     const swap = element("button", { type: "button", className: "small swap" }, words);
     swap.setAttribute("aria-label", `${words}: ${name}`);
     const nameInput = element("input", {
@@ -293,12 +304,12 @@ export class SubmissionForm {
       value: name,
       required: true,
       pattern: "[a-z][a-z0-9_]*",
-      title: "a to z, 0 to 9 and _, beginning with a letter",
+      title: say("a to z, 0 to 9 and _, beginning with a letter"),
       spellcheck: false,
       autocapitalize: "none",
     });
-    const label = isFixed ? name : kind === "text" ? "Text" : "File";
-    const parts = isFixed ? [nameInput] : [labelled("Field", nameInput)];
+    const label = isFixed ? name : say(kind === "text" ? "Text" : "File");
+    const parts = isFixed ? [nameInput] : [labelled(say("Field"), nameInput)];
     if (kind === "text") {
       const { head, body } = sourceField({
         label,
@@ -345,13 +356,13 @@ export class SubmissionForm {
       value: name,
       required: true,
       pattern: "[a-z0-9_.\\-]{1,64}",
-      title: "a to z, 0 to 9 and _ . -",
+      title: say("a to z, 0 to 9 and _ . -"),
       spellcheck: false,
       autocapitalize: "none",
     });
     const content = element("input", { className: "label-value", value, required: true });
     content.spellcheck = false;
-    const row = element("li", {}, labelled("Label", nameInput), labelled("Value", content));
+    const row = element("li", {}, labelled(say("Label"), nameInput), labelled(say("Value"), content));
     row.append(this.#removal(row, "add-label"));
     this.labels.append(row);
     this.#edited();
@@ -360,7 +371,7 @@ export class SubmissionForm {
 
   /** Return a button that removes a row, and then puts the focus on the button `next`. */
   #removal(row, next) {
-    const remove = element("button", { type: "button", className: "small remove" }, "Remove");
+    const remove = element("button", { type: "button", className: "small remove" }, say("Remove"));
     remove.addEventListener("click", () => {
       this.clearError(); // which may be in this row
       row.remove();
@@ -383,13 +394,14 @@ export class SubmissionForm {
     for (const { row, name } of this.#isFixed ? [] : fields) {
       const remove = row.querySelector(".remove");
       remove.hidden = fields.length === 1;
-      remove.setAttribute("aria-label", `Remove the field ${name.value}`);
-      refuseTwice(fields, name, "Each field needs a unique name.");
+      remove.setAttribute("aria-label", say("Remove the field {name}", { name: name.value }));
+      refuseTwice(fields, name, say("Each field needs a unique name."));
     }
     const labels = this.#labels();
     for (const { row, name } of labels) {
-      row.querySelector(".remove").setAttribute("aria-label", `Remove the label ${name.value}`);
-      refuseTwice(labels, name, "Each label needs a unique name.");
+      const words = say("Remove the label {name}", { name: name.value });
+      row.querySelector(".remove").setAttribute("aria-label", words);
+      refuseTwice(labels, name, say("Each label needs a unique name."));
     }
     byId("add-label").hidden = labels.length >= MOST_LABELS;
     this.changed();
@@ -434,7 +446,8 @@ export class SubmissionForm {
     const text = kind === "text" ? await textOf(file) : null;
     if (text !== null) {
       replaceSource(row, file.name, text);
-      announce(`The text of ${file.name} is in the field ${name.value}.`);
+      const values = { file: file.name, field: name.value };
+      announce(say("The text of {file} is in the field {field}.", values));
       return;
     }
     const carrier = new DataTransfer();
@@ -484,7 +497,8 @@ async function readable(file, field) {
   try {
     await file.slice(0, 1).arrayBuffer();
   } catch {
-    const message = `${file.name} has changed or was removed since you chose it; choose it again.`;
+    const words = "{file} has changed or was removed since you chose it; choose it again.";
+    const message = say(words, { file: file.name });
     throw Object.assign(new Error(message), { field });
   }
   return file;

@@ -1,5 +1,7 @@
 /** What this browser has submitted, for tokens that may not list evaluations, and file names. */
 
+import { formatAge, say } from "./language.js";
+
 const MOST = 100; // evaluations
 const LONGEST_COMMAND = 60; // characters
 
@@ -21,13 +23,13 @@ export function nameFiles(form) {
     .filter(([name]) => name.startsWith("submission["))
     .map(([name, value]) => (typeof value === "string" ? `${name.slice(11, -1)}.txt` : value.name));
   const [first = "", ...others] = names;
-  return others.length === 0 ? first : `${first} and ${others.length} more`;
+  return others.length === 0 ? first : say("{first} and {n} more", { first, n: others.length });
 }
 
 /** Return what an evaluation is of: a problem by its title, or an evaluator's place or command. */
 export function nameSubject({ problem, directory, evaluator_cmd: command }, titles) {
   if (problem) return titles.get(problem) || problem;
-  return directory || shorten(command || "") || "Evaluation";
+  return directory || shorten(command || "") || say("Evaluation");
 }
 
 function shorten(text) {
@@ -43,7 +45,7 @@ export function ageWords(time, now = Date.now()) {
     ["minute", 60],
   ]) {
     const count = Math.floor(seconds / size);
-    if (count > 0) return `${count} ${unit}${count === 1 ? "" : "s"} ago`;
+    if (count > 0) return formatAge(count, unit);
   }
-  return "just now";
+  return say("just now");
 }

@@ -5,7 +5,6 @@ import {
   announce,
   byId,
   copy,
-  counted,
   duration,
   element,
   isBusy,
@@ -14,6 +13,7 @@ import {
   setOptions,
 } from "./dom.js";
 import { ageWords, nameSubject } from "./history.js";
+import { formatTime, say } from "./language.js";
 import { complaintOf } from "./validity.js";
 import { isLive, scoreWords, verdictOf } from "./verdict.js";
 
@@ -53,11 +53,12 @@ export class Listing {
     const members = Object.values(me.supervises).flat();
     this.own = members.length > 0 ? me.caller : undefined;
     const names = [...new Set(members)].sort().map((name) => [name, name]);
-    setOptions(caller, members.length > 0 ? [[me.caller, "only yours"], ["", "all"], ...names] : []);
+    const choices = [[me.caller, say("only yours")], ["", say("all")], ...names];
+    setOptions(caller, members.length > 0 ? choices : []);
     if (members.length > 0) caller.value = me.caller; // and not those of a thousand students
     caller.closest(".field").hidden = members.length === 0;
     this.titles = new Map(problems.map(({ name, title }) => [name, title || name]));
-    setOptions(problem, [["", "all"], ...this.titles]);
+    setOptions(problem, [["", say("all")], ...this.titles]);
     problem.closest(".field").hidden = problems.length === 0;
   }
 
@@ -167,8 +168,10 @@ export class Listing {
   /** Show these and no others; rows that stay are changed in place, with what has the focus. */
   #show(entries, missing) {
     const hint = byId("listing-hint");
-    let found = entries.length ? counted(entries.length, "evaluation") : "No evaluations.";
-    if (missing.length) found += ` Incomplete: no answer from ${missing.join(", ")}.`;
+    const { length } = entries;
+    let found = length ? say("{n} evaluations", { n: length }) : say("No evaluations.");
+    const names = missing.join(", ");
+    if (missing.length) found += ` ${say("Incomplete: no answer from {names}.", { names })}`;
     if (hint.textContent !== found) hint.textContent = found;
     const rows = entries.map((entry) => {
       const row = this.rows.get(entry.evaluation_id) ?? this.#row(entry.evaluation_id);
@@ -195,9 +198,9 @@ export class Listing {
     setBusy(button, true);
     try {
       await this.client.cancel(id);
-      announce(`The evaluation ${id.slice(0, 10)} is cancelled.`);
+      announce(say("The evaluation {id} is cancelled.", { id: id.slice(0, 10) }));
     } catch (error) {
-      byId("listing-hint").textContent = error.message;
+      byId("listing-hint").textContent = said(error);
     } finally {
       setBusy(button, false);
     }
@@ -211,7 +214,7 @@ export class Listing {
       const again = await this.client.rerun(id, undefined, { evaluator, tries: 2 });
       this.rerun(again, id);
       location.hash = `#evaluation/${again}`;
-      announce("The evaluation has started.");
+      announce(say("The evaluation has started."));
     } catch (error) {
       byId("listing-hint").textContent = said(error);
     } finally {
@@ -221,11 +224,11 @@ export class Listing {
 
   #row(id) {
     const link = element("a", { href: `#evaluation/${id}`, title: id });
-    const share = element("button", { type: "button", className: "small copy-link" }, "Copy link");
+    const share = element("button", { type: "button", className: "small copy-link" }, say("Copy link"));
     share.addEventListener("click", () => copy(share, link.href));
-    const cancel = element("button", { type: "button", className: "small danger" }, "Cancel");
+    const cancel = element("button", { type: "button", className: "small danger" }, say("Cancel"));
     cancel.addEventListener("click", () => this.#cancel(id, cancel));
-    const rerun = element("button", { type: "button", className: "small again" }, "Run again");
+    const rerun = element("button", { type: "button", className: "small again" }, say("Run again"));
     rerun.addEventListener("click", () => this.#rerun(id, rerun));
     const names = ["", "sum", "begun", "time"];
     const cells = names.map((name) => element("td", { className: name }));
@@ -248,28 +251,30 @@ export class Listing {
     row.querySelector(".again").dataset.problem = entry.problem ?? "";
     const labels = Object.entries(metadata).map((pair) => pair.join(" = "));
     const owner = this.own !== undefined && entry.caller !== this.own ? entry.caller : null;
+    const isUncounted = entry.problem !== null && !entry.counts;
+    if (isUncounted) labels.unshift(say("does not count"));
     labels.unshift(...[owner, this.files.get(id)].filter(Boolean));
     row.querySelector(".labels").textContent = labels.join(", ");
     row.querySelector(".labels").title = labels.join("\n");
     row.querySelector(".labels").dataset.age = ageWords(created); // where its column has no room
     const { words, tone } = verdictOf({ state, results });
     const verdict = row.querySelector(".verdict");
-    const tells = state === "finished" && words !== "Finished"; // more than the state beside it
-    verdict.textContent = tells ? words : "";
+    const tells = state === "finished" && tone !== "plain"; // more than the state beside it
+    verdict.textContent = tells ? say(words) : "";
     verdict.dataset.tone = tells ? tone : "plain";
     const score = scoreWords(results);
     row.querySelector(".sum").textContent = score;
     if (score !== "") verdict.dataset.score = score; // shown where the column has no room
     const badge = row.querySelector(".state");
-    badge.textContent = state;
+    badge.textContent = say(state);
     badge.hidden = tells; // one verdict, not two
     badge.dataset.state = state;
     row.querySelector(".begun").textContent = ageWords(created);
-    const time = new Date(created).toLocaleString();
+    const time = formatTime(created);
     row.querySelector(".begun").title = time;
     for (const [name, what] of Object.entries(ACTIONS)) {
       const about = [subject, ...labels.slice(0, 1), time].join(", "); // as the row is named
-      row.querySelector(name).ariaLabel = `${what} ${about}`;
+      row.querySelector(name).ariaLabel = `${say(what)} ${about}`;
     }
     const until = ended === null ? Date.now() : Date.parse(ended);
     const seconds = Math.max(0, until - Date.parse(created)) / 1000;

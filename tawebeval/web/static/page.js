@@ -3,50 +3,25 @@
 import { ClassView } from "./class.js";
 import { Client } from "./client.js";
 import { curlCommand, tawebevalCommand } from "./commands.js";
-import { announce, byId, copy, duration, isBusy, said, setBusy } from "./dom.js";
+import { announce, byId, copy, isBusy, pauseWords, said, setBusy, setOptions } from "./dom.js";
 import { extensionOf } from "./editor.js";
 import { EvaluationView } from "./evaluation.js";
-import { SubmissionForm } from "./form.js";
+import { OWN_INPUT, SubmissionForm } from "./form.js";
 import { addEntry, nameFiles, readEntries } from "./history.js";
+import { language, languages, nameLanguage, say, translateDocument } from "./language.js";
 import { Listing } from "./listing.js";
-import { ProblemList, StatementView } from "./problems.js";
+import { memory } from "./memory.js";
+import { ProblemList, StatementView, nextOpening, timeWords } from "./problems.js";
 import { readSharedFragment } from "./share.js";
 import { Standings } from "./standings.js";
 
 const SERVER = new URL("..", import.meta.url); // also below a path of a proxy's
-const NOT_TAKEN = "The server does not accept this token.";
 const IDENTIFIER = /^((?:[a-z0-9]{1,16}-)?[a-z2-7]{40})$/;
+const LOOK_AGAIN = 60_000; // ms between two looks at the time, at most
 const SAVED_AFTER = 500; // ms after the last change of a draft
 const LONGEST_DRAFT = 256 * 1024; // characters of JSON
 
-/** What this browser keeps for this server; nothing where it may not keep anything. */
-const memory = {
-  get(name) {
-    try {
-      return JSON.parse(localStorage.getItem(`tawebeval ${SERVER.pathname} ${name}`));
-    } catch {
-      return null;
-    }
-  },
-  set(name, value) {
-    try {
-      const key = `tawebeval ${SERVER.pathname} ${name}`;
-      if (value === null) localStorage.removeItem(key);
-      else localStorage.setItem(key, JSON.stringify(value));
-    } catch {
-      // it works without
-    }
-  },
-  clear() {
-    try {
-      const keys = Object.keys(localStorage);
-      const own = keys.filter((key) => key.startsWith(`tawebeval ${SERVER.pathname} `));
-      for (const key of own) localStorage.removeItem(key);
-    } catch {
-      // there is nothing, then
-    }
-  },
-};
+translateDocument();
 
 let token = memory.get("token") ?? "";
 let hasBegun = false; // not on a shared page, which needs no token
@@ -54,6 +29,9 @@ let choices = null; // what the token permits; null while the server has not sai
 let routed = ""; // the fragment that was shown last
 let shownView = ""; // what it named
 let saving; // timer of the draft
+let isSending = false;
+let opening; // timer of a problem that is closed
+let aheadBy = 0; // ms that the server's clock is before this one
 const form = new SubmissionForm(takeChange);
 const evaluation = new EvaluationView({
   unauthorized: askForToken,
@@ -186,10 +164,12 @@ function setProblem(problem) {
   if (problem === null) statement.close();
   else statement.open(problem, token);
   memory.set("problem", problem?.name ?? null);
-  if (form.isFor(problem)) return;
-  saveDraft();
-  const draft = problem === null ? [] : (memory.get(`draft ${problem.name}`) ?? []);
-  form.choose(problem, draft, memory.get("extension") ?? undefined);
+  if (!form.isFor(problem)) {
+    saveDraft();
+    const draft = problem === null ? [] : (memory.get(`draft ${problem.name}`) ?? []);
+    form.choose(problem, draft, memory.get("extension") ?? undefined);
+  }
+  showOpening();
 }
 
 /** Show the form of an evaluation's problem beside it, or the one of an own evaluator. */
@@ -205,7 +185,7 @@ function editSubmission(status, files) {
   showFormOf(status);
   if ((form.problem?.name ?? null) !== status.problem) {
     // Or it would take the place of what is written for another problem.
-    byId("rerun-error").textContent = "The token does not permit this form, or it is gone.";
+    byId("rerun-error").textContent = say("The token does not permit this form, or it is gone.");
     return;
   }
   if (form.problem === null) form.prefill(new URLSearchParams(describeEvaluator(status)));
@@ -235,28 +215,51 @@ function showShared() {
 }
 
 /** Show where a token is entered, and what is wrong with the one that there is. */
-function askForToken(wrong = token ? NOT_TAKEN : "") {
+function askForToken(wrong = token ? say("The server does not accept this token.") : "") {
   byId("token-section").hidden = false;
   byId("token-error").textContent = wrong;
   byId("token-remember").checked = memory.get("token") !== null;
   byId("token").focus();
 }
 
-/** Send the form, and show the evaluation that it begins. */
-async function submit() {
+/** Let the form be sent while its problem takes submissions; else say when that is. */
+function showOpening() {
+  clearTimeout(opening);
+  const now = Date.now() + aheadBy;
+  const problem = findProblem(form.problem?.name) ?? {};
+  const isSupervisor = Object.keys(choices?.me.supervises ?? {}).length > 0;
+  const next = isSupervisor ? null : nextOpening(problem, now); // the server lets supervisors
+  const time = next === null ? "" : timeWords(problem, now);
+  const hint = byId("opening");
+  // Until now the statement was refused, too.
+  if (time === "" && hint.textContent !== "" && problem.name) statement.open(problem, token);
+  hint.textContent = time && say("The problem {time}.", { time });
+  for (const name of ["submit", "own-input-run"]) {
+    setBusy(byId(name), next !== null || isSending);
+  }
+  const left = (next ?? Date.parse(problem.closes)) - now;
+  if (left > 0 && left < Infinity) opening = setTimeout(showOpening, Math.min(left, LOOK_AGAIN));
+}
+
+/** Send the form, maybe with an input to run on, and show the evaluation that it begins. */
+async function submit({ ownInput } = {}) {
   const button = byId("submit");
   const progress = byId("form-progress");
   if (isBusy(button) || !form.check()) return;
-  setBusy(button, true);
+  isSending = true;
+  showOpening();
   const notice = (pause) => {
     progress.textContent = pause
-      ? `Retrying in ${duration(pause.seconds)}: ${pause.why}`
-      : "Sending …";
+      ? say("Retrying in {time}: {why}", pauseWords(pause))
+      : say("Sending …");
   };
   notice(null);
   try {
     const { problem } = form;
     const data = await form.data();
+    if (ownInput !== undefined) {
+      data.append(`submission[${OWN_INPUT}]`, new File([ownInput], "input.txt"));
+    }
     memory.set("form", form.values);
     const client = new Client({ token, notice });
     const id = await (problem === null
@@ -265,13 +268,14 @@ async function submit() {
     const entry = { id, file: nameFiles(data) };
     memory.set("history", addEntry(memory.get("history"), entry));
     location.hash = `#evaluation/${id}`;
-    announce("The evaluation has started.");
+    announce(say("The evaluation has started."));
   } catch (error) {
     if (error.status === 401) return askForToken();
     form.showError(said(error), error.field ?? error.problem?.field);
   } finally {
     progress.textContent = "";
-    setBusy(button, false);
+    isSending = false;
+    showOpening();
   }
 }
 
@@ -292,8 +296,10 @@ async function findChoices(client, tries) {
       throw error;
     }),
   ]);
+  aheadBy = (client.serverTime ?? Date.now()) - Date.now();
   if (environments === null && problems.length === 0) {
-    throw Object.assign(new Error("The token permits no problem of this server."), { status: 403 });
+    const words = say("The token permits no problem of this server.");
+    throw Object.assign(new Error(words), { status: 403 });
   }
   return { me, problems, environments };
 }
@@ -343,12 +349,13 @@ async function tryToken(given) {
   try {
     client = new Client({ token: given });
   } catch {
-    return { wrong: "A token cannot contain such characters." };
+    return { wrong: say("A token cannot contain such characters.") };
   }
   try {
     return { permitted: await findChoices(client, 1) };
   } catch (error) {
-    return { wrong: error.status === 401 ? NOT_TAKEN : said(error) };
+    const isUnknown = error.status === 401;
+    return { wrong: isUnknown ? say("The server does not accept this token.") : said(error) };
   }
 }
 
@@ -356,7 +363,7 @@ async function tryToken(given) {
 async function takeToken(given) {
   const button = byId("token-submit");
   if (isBusy(button)) return;
-  byId("token-error").textContent = given ? "" : "Enter the token.";
+  byId("token-error").textContent = given ? "" : say("Enter the token.");
   if (!given) return byId("token").focus();
   setBusy(button, true);
   const { permitted, wrong = "" } = await tryToken(given);
@@ -388,6 +395,10 @@ byId("form").addEventListener("submit", (event) => {
   submit();
 });
 
+byId("own-input-run").addEventListener("click", () => {
+  submit({ ownInput: byId("own-input-text").value });
+});
+
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   takeToken(byId("token").value.trim());
@@ -401,6 +412,13 @@ for (const button of document.querySelectorAll("[data-copies]")) {
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the fragment says what is shown
   byId("main").focus();
+});
+
+setOptions(byId("language"), languages.map((each) => [each, nameLanguage(each)]), language);
+byId("language").addEventListener("change", ({ target }) => {
+  memory.set("language", target.value);
+  memory.set("form", form.values);
+  location.reload();
 });
 
 byId("forget").addEventListener("click", forget);

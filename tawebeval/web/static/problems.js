@@ -1,15 +1,17 @@
 /** The problems of the server: the list to choose from, and the statement of one. */
 
 import { Client } from "./client.js";
-import { byId, bytes, counted, duration, element, said } from "./dom.js";
+import { byId, bytes, duration, element, said, shortTime } from "./dom.js";
+import { say } from "./language.js";
+import { memory } from "./memory.js";
 import { hasFormula, renderStatement } from "./statement.js";
 import { verdictOf } from "./verdict.js";
 
 const SEARCHED = 8; // problems from which on a search is of use
 const LIMITS = {
-  wall_clock: ["time", duration],
-  cpu: ["processor time", duration],
-  memory: ["memory", (size) => bytes(size).replace(".0 ", " ")],
+  wall_clock: ["time {amount}", duration],
+  cpu: ["processor time {amount}", duration],
+  memory: ["memory {amount}", (size) => bytes(size).replace(/[.,]0 /, " ")],
 };
 
 /** The list of problems. */
@@ -31,9 +33,9 @@ export class ProblemList {
   /** Mark the problems of these evaluations, an asynchronous iterable of entries of a list. */
   async mark(evaluations) {
     const solved = new Map();
-    for await (const { problem, state, results } of evaluations) {
-      if (problem === null) continue;
-      const isSolved = verdictOf({ state, results }).words === "Accepted";
+    for await (const { problem, state, results, counts } of evaluations) {
+      if (problem === null || !counts) continue;
+      const isSolved = verdictOf({ state, results }).tone === "good";
       solved.set(problem, isSolved || solved.get(problem) === true);
     }
     this.solved = solved;
@@ -42,7 +44,7 @@ export class ProblemList {
 
   /** Say that a problem is not among them. */
   complain(name) {
-    byId("problem-hint").textContent = `This server has no problem ${name}.`;
+    byId("problem-hint").textContent = say("This server has no problem {name}.", { name });
   }
 
   #draw() {
@@ -53,18 +55,27 @@ export class ProblemList {
     const entries = found.map((problem) => makeEntry(problem, this.solved.get(problem.name)));
     byId("problem-list").replaceChildren(...entries);
     const all = this.problems.length;
-    const hint = found.length === all ? "" : `${found.length} of ${counted(all, "problem")}`;
-    byId("problem-hint").textContent = hint;
+    const hint = say("{found} of {n} problems", { found: found.length, n: all });
+    byId("problem-hint").textContent = found.length === all ? "" : hint;
   }
 }
 
 /** Return when a problem opens, if it is to, or else when it closes; empty for always. */
 export function timeWords({ opens, closes, late }, now = Date.now()) {
-  const say = (time) => new Date(time).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-  if (opens && Date.parse(opens) > now) return `opens ${say(opens)}`;
+  if (opens && Date.parse(opens) > now) return say("opens {time}", { time: shortTime(opens) });
   if (!closes) return "";
-  if (Date.parse(closes) > now) return `closes ${say(closes)}`;
-  return `closed ${say(closes)}${late ? " and still takes late submissions" : ""}`;
+  const time = shortTime(closes);
+  if (Date.parse(closes) > now) return say("closes {time}", { time });
+  return say(late ? "closed {time} and still takes late submissions" : "closed {time}", { time });
+}
+
+/**
+ * Return when a problem may take submissions that does not now, in ms: Infinity for never again;
+ * null while it takes them.
+ */
+export function nextOpening({ opens, closes, late }, now) {
+  if (opens && Date.parse(opens) > now) return Date.parse(opens);
+  return closes && !late && Date.parse(closes) <= now ? Infinity : null;
 }
 
 function makeEntry({ name, title, description, ...times }, isSolved) {
@@ -74,7 +85,7 @@ function makeEntry({ name, title, description, ...times }, isSolved) {
   if (time) words.push(element("p", { className: "hint" }, time));
   if (isSolved !== undefined) {
     const className = isSolved ? "good" : "partly";
-    words.push(element("p", { className: `mark ${className}` }, isSolved ? "solved" : "tried"));
+    words.push(element("p", { className: `mark ${className}` }, say(isSolved ? "solved" : "tried")));
   }
   return element("li", {}, link, ...words);
 }
@@ -94,18 +105,21 @@ export class StatementView {
     this.section.hidden = false;
     byId("statement-title").textContent = title || name;
     const held = Object.entries(LIMITS).filter(([limit]) => limits[limit] > 0);
-    const words = held.map(([limit, [what, format]]) => `${what} ${format(limits[limit])}`);
-    const all = `Limits of one evaluation, all cases together: ${words.join(", ")}.`;
+    const words = held.map(([limit, [what, format]]) => say(what, { amount: format(limits[limit]) }));
+    const all = say("Limits of one evaluation, all cases together: {limits}.", {
+      limits: words.join(", "),
+    });
     const time = timeWords(times);
-    const facts = [words.length > 0 ? all : "", time ? `The problem ${time}.` : ""].join(" ").trim();
+    const when = time ? say("The problem {time}.", { time }) : "";
+    const facts = [words.length > 0 ? all : "", when].join(" ").trim();
     byId("statement-limits").textContent = facts;
     byId("statement-limits").hidden = facts === "";
     const { signal } = (this.stopping = new AbortController());
-    byId("statement-hint").textContent = "Loading the statement …";
+    byId("statement-hint").textContent = say("Loading the statement …");
     try {
       const [{ parseMarkdown }, { statement, pictures }] = await Promise.all([
         import("./vendor-markdown.js"),
-        new Client({ token }).problem(name, { signal }),
+        new Client({ token }).problem(name, { language: memory.get("language"), signal }),
       ]);
       const tokens = parseMarkdown(statement);
       const { renderFormula } = hasFormula(tokens) ? await import("./vendor-formula.js") : {};
@@ -115,7 +129,7 @@ export class StatementView {
         pictures,
       });
       byId("statement-text").replaceChildren(...nodes);
-      byId("statement-hint").textContent = statement ? "" : "This problem has no statement here.";
+      byId("statement-hint").textContent = statement ? "" : say("This problem has no statement here.");
     } catch (error) {
       if (signal.aborted) return;
       byId("statement-hint").textContent = said(error);

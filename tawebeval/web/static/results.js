@@ -1,7 +1,8 @@
 /** What an evaluator sends as data: goals and scores, files, and whatever else it likes. */
 
 import { Cases } from "./cases.js";
-import { byId, bytes, counted, element } from "./dom.js";
+import { byId, bytes, element } from "./dom.js";
+import { say } from "./language.js";
 import { countPixels } from "./pictures.js";
 import { brief, isBrief, tree } from "./values.js";
 import { isCase, isProgress, isScore } from "./verdict.js";
@@ -60,7 +61,7 @@ export class Results {
     try {
       this.#add(payload);
     } catch {
-      this.#append("data", element("li", {}, "This value cannot be shown."), MOST_VALUES);
+      this.#append("data", element("li", {}, say("This value cannot be shown.")), MOST_VALUES);
     }
   }
 
@@ -93,13 +94,14 @@ export class Results {
     }
     const [, resultCell, scoreCell] = row.cells;
     if (typeof result === "boolean") {
-      resultCell.textContent = result ? "reached" : "not reached";
+      resultCell.textContent = say(result ? "reached" : "not reached");
       resultCell.className = result ? "result good" : "result bad";
     } else if (result !== undefined) {
       resultCell.textContent = brief(result);
     }
     if (score !== undefined) {
-      scoreCell.textContent = brief(score) + (most === undefined ? "" : ` of ${brief(most)}`);
+      const words = most === undefined ? "{score}" : "{score} of {maximum}";
+      scoreCell.textContent = say(words, { score: brief(score), maximum: brief(most ?? "") });
       this.goals.querySelector("table").classList.add("scored");
     }
     this.goals.hidden = false;
@@ -122,14 +124,15 @@ export class Results {
     const isPicture = PICTURES.includes(type);
     const pixels = isPicture ? this.#findRoom(content, type, base64) : null;
     this.pixels.push(pixels ?? 0);
-    if (isPicture && pixels === null) about.append(", not shown");
+    if (isPicture && pixels === null) about.append(`, ${say("not shown")}`);
     if (pixels !== null) {
-      item.append(element("img", { src: `data:${type};base64,${base64}`, alt: `Picture ${name}` }));
+      const alt = say("Picture {name}", { name });
+      item.append(element("img", { src: `data:${type};base64,${base64}`, alt }));
     } else if (text) {
       const words = element("pre", { tabIndex: 0 }, text);
-      words.setAttribute("aria-label", `Beginning of ${name}`);
+      words.setAttribute("aria-label", say("Beginning of {name}", { name }));
       words.setAttribute("role", "region");
-      item.append(element("details", {}, element("summary", {}, "Preview"), words));
+      item.append(element("details", {}, element("summary", {}, say("Preview")), words));
     }
     this.#append("files", item, MOST_FILES, () => {
       URL.revokeObjectURL(this.urls.shift());
@@ -161,8 +164,11 @@ export class Results {
     this.forgotten[which] += 1;
     const note = section.querySelector(".hint");
     note.hidden = false;
-    const thing = which === "files" ? "file" : "value";
-    note.textContent = `The first ${counted(this.forgotten[which], thing)} are no longer shown.`;
+    const words = {
+      files: "The first {n} files are no longer shown.",
+      data: "The first {n} values are no longer shown.",
+    };
+    note.textContent = say(words[which], { n: this.forgotten[which] });
     if (which === "data") entries.start = this.forgotten[which] + 1;
   }
 }

@@ -1,5 +1,7 @@
 /** A search in text that is still growing. */
 
+import { formatNumber, say } from "./language.js";
+
 const MOST = 1000; // matches
 const LATER = 200; // ms in which changes of the text are gathered
 const SPECIAL = /[\\^$.*+?()[\]{}|/]/g;
@@ -101,9 +103,9 @@ export class Search {
 
   #show() {
     const { matches, current } = this;
-    const all = `${matches.length.toLocaleString("en")}${this.isCut ? "+" : ""}`;
-    if (!this.isActive) this.count.textContent = "";
-    else this.count.textContent = matches.length ? `${current + 1} of ${all}` : "No match";
+    const total = `${formatNumber(matches.length)}${this.isCut ? "+" : ""}`;
+    const words = matches.length ? "{done} of {total}" : "No match";
+    this.count.textContent = this.isActive ? say(words, { done: current + 1, total }) : "";
     if (!HIGHLIGHTS) return;
     HIGHLIGHTS.set("found", new Highlight(...matches));
     HIGHLIGHTS.set("current", new Highlight(...matches.slice(current, current + 1)));

@@ -1,7 +1,8 @@
 /** Sharing of an evaluation by links that only read it. */
 
 import { Client } from "./client.js";
-import { announce, byId, copy, counted, duration, element, isBusy, said, setBusy } from "./dom.js";
+import { announce, byId, copy, duration, element, isBusy, said, setBusy } from "./dom.js";
+import { formatTime, say } from "./language.js";
 
 const FRAGMENT = /^#shared\/((?:[a-z0-9]{1,16}-)?[a-z2-7]{40})\/(link_[A-Za-z0-9_-]{28})$/;
 
@@ -40,7 +41,7 @@ export class Share {
       byId("share-link").value = url.href;
       byId("share-result").hidden = false;
       byId("share-link").select();
-      this.#say(`The link works until ${new Date(expires).toLocaleString()}.`);
+      this.#say(say("The link works until {time}.", { time: formatTime(expires) }));
     });
   }
 
@@ -49,7 +50,7 @@ export class Share {
       await client.revokeLinks(id, { tries: 2 });
       if (id !== this.find().id) return;
       this.clear();
-      this.#say("No link to this evaluation works any more.");
+      this.#say(say("No link to this evaluation works any more."));
     });
   }
 
@@ -84,8 +85,9 @@ async function makeLink(client, id) {
       if (Number(option.value) >= longest) option.remove();
     }
     const days = Math.floor(longest / 86_400);
-    const words = days > 1 ? counted(days, "day") : duration(longest);
-    choice.append(element("option", { value: longest, selected: true }, `${words}, the longest here`));
+    const time = days > 1 ? say("{n} days", { n: days }) : duration(longest);
+    const words = say("{time}, the longest here", { time });
+    choice.append(element("option", { value: longest, selected: true }, words));
     return client.makeLink(id, { lifetime: longest, tries: 2 });
   }
 }

@@ -1,7 +1,8 @@
 /** The submitted files with their lines, and links to lines that messages name. */
 
-import { announce, byId, bytes, counted, element } from "./dom.js";
+import { announce, byId, bytes, element } from "./dom.js";
 import { colourLines } from "./editor.js";
+import { say } from "./language.js";
 import { findMarks, findPlaces, placePattern } from "./places.js";
 
 const MOST_FILES = 50;
@@ -50,7 +51,7 @@ export class Source {
   #fill({ filename, text }, branch) {
     if (branch.childElementCount > 1) return;
     if (text === undefined) {
-      branch.append(element("p", { className: "hint" }, "The content cannot be shown."));
+      branch.append(element("p", { className: "hint" }, say("The content cannot be shown.")));
       return;
     }
     const lines = text.split("\n");
@@ -64,7 +65,8 @@ export class Source {
     branch.append(list);
     if (text.length <= MOST_COLOURED) colour(filename, text, rows);
     const left = lines.length - rows.length;
-    if (left > 0) branch.append(element("p", { className: "hint" }, `${counted(left, "more line")}.`));
+    const more = say("{n} more lines.", { n: left });
+    if (left > 0) branch.append(element("p", { className: "hint" }, more));
   }
 
   /**
@@ -108,7 +110,7 @@ export class Source {
     branch.open = true;
     this.#fill(file, branch);
     const row = branch.querySelector("ol").children[line - 1];
-    if (row === undefined) return announce(`${name} has no line ${line} here.`);
+    if (row === undefined) return announce(say("{name} has no line {line} here.", { name, line }));
     this.marked?.classList.remove("marked");
     this.marked = row;
     row.classList.add("marked");

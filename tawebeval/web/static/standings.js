@@ -2,8 +2,9 @@
 
 import { Client, isPassing } from "./client.js";
 import { saveCsv } from "./csv.js";
-import { announce, byId, counted, element, said, setOptions } from "./dom.js";
+import { announce, byId, element, said, setOptions } from "./dom.js";
 import { ageWords } from "./history.js";
+import { say } from "./language.js";
 import { isLive, scoreWords, verdictOf } from "./verdict.js";
 
 const ASK_AGAIN = 4000; // ms between two looks, at least
@@ -35,7 +36,7 @@ export class Standings {
     this.found.clear();
     byId("standings").hidden = this.members.length === 0;
     setOptions(byId("standings-problem"), [
-      ["", "all"],
+      ["", say("all")],
       ...problems.map(({ name, title }) => [name, title || name]),
     ]);
     this.#arrange();
@@ -98,7 +99,7 @@ export class Standings {
   #arrange() {
     const shown = this.#shown;
     const heads = shown.map(({ name, title }) => element("th", { scope: "col" }, title || name));
-    byId("standings-head").replaceChildren(element("th", { scope: "col" }, "Student"), ...heads);
+    byId("standings-head").replaceChildren(element("th", { scope: "col" }, say("Student")), ...heads);
     this.cells = new Map();
     const rows = this.members.map((caller) => {
       const cells = shown.map((problem) => {
@@ -116,7 +117,12 @@ export class Standings {
 
   #showButtons() {
     const isBusy = this.rerunning !== undefined;
-    byId("standings-rerun").hidden = isBusy || byId("standings-problem").value === "";
+    const chosen = this.problems.find(({ name }) => name === byId("standings-problem").value);
+    const words = chosen
+      ? "Evaluate all submissions for {problem} again"
+      : "Evaluate all submissions again …";
+    byId("standings-rerun").textContent = say(words, { problem: chosen?.title || chosen?.name });
+    byId("standings-rerun").hidden = isBusy;
     byId("standings-stop").hidden = !isBusy;
     byId("standings-problem").disabled = isBusy;
   }
@@ -125,21 +131,25 @@ export class Standings {
   async #rerun() {
     const problem = byId("standings-problem").value;
     const hint = byId("standings-hint");
+    if (problem === "") {
+      hint.textContent = say("Choose the problem whose submissions are to be evaluated again.");
+      return byId("standings-problem").focus();
+    }
     const { signal } = (this.rerunning = new AbortController());
     const client = new Client({ token: this.token });
     let [done, failed, reason] = [0, 0, ""];
     this.#showButtons();
     byId("standings-stop").focus();
-    hint.textContent = "Reading the list …";
+    hint.textContent = say("Reading the list …");
     try {
       const newest = new Map();
       for await (const entry of client.evaluations({ problem, signal })) {
-        if (!this.members.includes(entry.caller)) continue;
+        if (!entry.counts || !this.members.includes(entry.caller)) continue;
         const { evaluation_id: id, state } = entry; // not the results of thousands
         newest.set(`${entry.caller} ${entry.submitted}`, { id, state });
       }
       const waiting = [...newest.values()].filter(({ state }) => !isLive(state));
-      const all = counted(waiting.length, "submission");
+      const n = waiting.length;
       const work = async () => {
         while (waiting.length > 0 && !signal.aborted) {
           const { id } = waiting.shift();
@@ -150,14 +160,18 @@ export class Standings {
             reason = said(error);
           });
           done += 1;
-          hint.textContent = `${done} of ${all} run again; keep this page open.`;
+          hint.textContent = say("{done} of {n} submissions evaluated again; keep this page open.", {
+            done,
+            n,
+          });
         }
       };
       await Promise.all(Array.from({ length: AT_ONCE }, work));
-      const missing = failed > 0 ? ` ${failed} could not be: ${reason}` : "";
-      hint.textContent = signal.aborted ? "Stopped." : `${all} run again.${missing}`;
+      const words = [say("{n} submissions evaluated again.", { n })];
+      if (failed > 0) words.push(say("{n} could not be: {why}", { n: failed, why: reason }));
+      hint.textContent = signal.aborted ? say("Stopped.") : words.join(" ");
     } catch (error) {
-      hint.textContent = signal.aborted ? "Stopped." : said(error);
+      hint.textContent = signal.aborted ? say("Stopped.") : said(error);
     }
     this.rerunning = undefined;
     const isFocused = document.activeElement === byId("standings-stop");
@@ -214,11 +228,12 @@ class Cell {
     this.link.href = `#evaluation/${best.evaluation_id}`;
     this.link.className = "verdict";
     this.link.dataset.tone = tone;
-    if (this.link.textContent !== words) this.link.textContent = words;
-    const running = evaluated < submissions ? `, ${submissions - evaluated} running` : "";
-    const late = isLate(best, this.closes) ? "late, " : "";
-    const tries = `${submissions} ${submissions === 1 ? "try" : "tries"}`;
-    this.#say(scoreWords(best.results), `${late}${tries}${running}, ${ageWords(last)}`);
+    if (this.link.textContent !== say(words)) this.link.textContent = say(words);
+    const facts = [say("{n} tries", { n: submissions }), ageWords(last)];
+    const running = submissions - evaluated;
+    if (running > 0) facts.splice(1, 0, say("{n} running", { n: running }));
+    if (isLate(best, this.closes)) facts.unshift(say("late"));
+    this.#say(scoreWords(best.results), facts.join(", "));
   }
 
   #say(score, hint) {

@@ -1,6 +1,7 @@
 /** Statements of problems: Markdown as elements, without markup of its author. */
 
 import { copy, element } from "./dom.js";
+import { say } from "./language.js";
 
 const TAGS = new Set("p ul ol li blockquote em strong s table thead tbody tr th td".split(" "));
 const LINKED = ["http:", "https:"];
@@ -57,7 +58,7 @@ function makeNode(token, { makeFormula, pictures }) {
   if (type === "image") {
     const src = decode(token.attrGet("src")); // the parser encodes what is beyond ASCII
     const name = Object.keys(pictures).find((each) => decode(each) === src);
-    if (name === undefined) return `[image: ${content}]`;
+    if (name === undefined) return say("[image: {text}]", { text: content });
     return element("img", { src: pictures[name], alt: content });
   }
   if (type === "link_open") return makeLink(token.attrGet("href"));
@@ -78,7 +79,7 @@ function decode(path) {
 
 /** Return a text such as an example of input, with a button that copies it. */
 function makeSample(content) {
-  const button = element("button", { type: "button", className: "small copy" }, "Copy");
+  const button = element("button", { type: "button", className: "small copy" }, say("Copy"));
   button.addEventListener("click", () => copy(button, content));
   return element("div", { className: "sample" }, element("pre", {}, content), button);
 }

@@ -1,5 +1,7 @@
 /** From files in folders to students and the files that each submits. */
 
+import { say } from "./language.js";
+
 /**
  * Return the students of `files`, `[{ path, content }]`: `[{ name, files }]`, `files` as
  * `[{ name, content }]`. ZIP files count as folders. A submission has up to `most` files.
@@ -77,11 +79,14 @@ export function assignFiles(files, fields, extensions = []) {
   const allowed = extensions.map((extension) => extension.toLowerCase());
   const isOther = ({ name }) => !allowed.includes(name.split(".").at(-1).toLowerCase());
   const other = allowed.length > 0 ? files.find(isOther) : undefined;
-  if (other) return { wrong: `${other.name}: the problem takes ${extensions.join(", ")}` };
+  if (other) {
+    const values = { name: other.name, extensions: extensions.join(", ") };
+    return { wrong: say("{name}: the problem takes {extensions}", values) };
+  }
   const wanted = fields.length > 0 ? fields : ["source"];
   if (files.length !== wanted.length) {
-    const names = wanted.join(", ");
-    return { wrong: `${files.length} files, but the problem takes ${wanted.length} (${names})` };
+    const values = { n: files.length, wanted: wanted.length, names: wanted.join(", ") };
+    return { wrong: say("{n} files, but the problem takes {wanted} ({names})", values) };
   }
   const pairs = [];
   const left = [...files];
@@ -90,7 +95,7 @@ export function assignFiles(files, fields, extensions = []) {
     if (at >= 0) pairs.push({ field, file: left.splice(at, 1)[0] });
     return at < 0;
   });
-  if (open.length > 1) return { wrong: `no file is named ${open[0]}` };
+  if (open.length > 1) return { wrong: say("no file is named {name}", { name: open[0] }) };
   if (open.length === 1) pairs.push({ field: open[0], file: left[0] });
   return { pairs };
 }

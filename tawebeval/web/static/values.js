@@ -1,6 +1,7 @@
 /** Values of JSON: read without loss, and shown as trees. */
 
-import { counted, element } from "./dom.js";
+import { element } from "./dom.js";
+import { say } from "./language.js";
 
 const SHOWN = 100; // members that are shown at once
 const LONG = 2000; // characters of a string that are shown
@@ -42,8 +43,8 @@ export function tree(value, name, open = true) {
     return element("div", { className: "leaf" }, ...label, leaf(value));
   }
   const members = Object.entries(value);
-  const thing = Array.isArray(value) ? "item" : "member";
-  const size = element("span", { className: "size" }, counted(members.length, thing));
+  const words = Array.isArray(value) ? "{n} items" : "{n} members";
+  const size = element("span", { className: "size" }, say(words, { n: members.length }));
   if (members.length === 0) {
     return element("div", { className: "leaf" }, ...label, size);
   }
@@ -70,7 +71,7 @@ function list(members) {
     const made = next.map(([key, member]) => element("li", {}, tree(member, key, false)));
     rows.append(...made);
     const left = members.length - shown;
-    more.textContent = `Show more of ${left.toLocaleString("en")}`;
+    more.textContent = say("Show more of {left}", { left });
     if (left === 0) more.remove();
     return made[0];
   };
@@ -110,7 +111,7 @@ function isBranch(value) {
 function leaf(value) {
   if (typeof value === "string") {
     const left = value.length - LONG;
-    const more = left > 0 ? ` (and ${counted(left, "character")} more)` : "";
+    const more = left > 0 ? ` ${say("(and {n} more characters)", { n: left })}` : "";
     return element("span", { className: "string" }, value.slice(0, LONG) + more);
   }
   const kind = value === null ? "null" : value instanceof ExactNumber ? "number" : typeof value;

@@ -1,6 +1,6 @@
 /** One verdict for an evaluation, its score and a summary in words, from its results. */
 
-import { counted } from "./dom.js";
+import { formatNumber, say } from "./language.js";
 import { numberOf } from "./values.js";
 
 const MOST_GOALS = 100; // which the daemon counts, too
@@ -37,7 +37,7 @@ export function isCase(payload) {
   );
 }
 
-/** Return a verdict of a case in words. */
+/** Return a verdict of a case in words, in English as all verdicts here. */
 export function verdictWords(verdict) {
   return verdict.replaceAll("_", " ");
 }
@@ -93,14 +93,16 @@ function findFailing(cases) {
 export function scoreWords(results) {
   const score = results?.score;
   if (!score) return "";
-  const points = round(score.score);
-  return score.maximum === null ? counted(points, "point") : `${points} of ${round(score.maximum)}`;
+  const n = round(score.score);
+  if (score.maximum === null) return say("{n} points", { n });
+  return say("{score} of {maximum}", { score: n, maximum: round(score.maximum) });
 }
 
 /** Return how many goals are reached in words, "2 of 3"; empty without goals. */
 export function goalWords(results) {
   const reached = Object.values(results?.goals ?? {});
-  return reached.length > 0 ? `${reached.filter(Boolean).length} of ${reached.length}` : "";
+  if (reached.length === 0) return "";
+  return say("{done} of {total}", { done: reached.filter(Boolean).length, total: reached.length });
 }
 
 function round(number) {
@@ -111,19 +113,20 @@ function round(number) {
 export function summarize(results) {
   if (!results) return [];
   const { score, goals, goals_omitted: omitted, cases } = results;
-  const said = score ? [`score ${scoreWords(results)}`] : [];
+  const said = score ? [say("score {score}", { score: scoreWords(results) })] : [];
   const reached = Object.values(goals);
   if (reached.length > 0) {
-    const all = omitted > 0 ? `over ${reached.length} goals` : counted(reached.length, "goal");
-    said.push(`${reached.filter(Boolean).length} of ${all} reached`);
+    const words = omitted > 0 ? "{done} of over {n} goals reached" : "{done} of {n} goals reached";
+    said.push(say(words, { done: reached.filter(Boolean).length, n: reached.length }));
   }
   const { accepted = 0, ...others } = cases;
   const counts = Object.entries(others).map(([name, count]) => [verdictWords(name), Number(count)]);
   const total = counts.reduce((sum, [, count]) => sum + count, Number(accepted));
   if (total > 0) {
-    const rest = counts.map(([words, count]) => `${count.toLocaleString("en")} ${words}`);
+    const rest = counts.map(([words, count]) => `${formatNumber(count)} ${say(words)}`);
     const why = rest.length > 0 ? ` (${rest.join(", ")})` : "";
-    said.push(`${Number(accepted).toLocaleString("en")} of ${counted(total, "case")} accepted${why}`);
+    const values = { done: Number(accepted), n: total };
+    said.push(say("{done} of {n} cases accepted", values) + why);
   }
   return said;
 }

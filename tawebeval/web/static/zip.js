@@ -1,5 +1,7 @@
 /** ZIP files, with bounds for what a stranger has packed. */
 
+import { say } from "./language.js";
+
 export const MOST_FILES = 2000;
 export const MOST_BYTES = 64 * 1024 * 1024; // of all files, unpacked
 export const DEEPEST = 16; // folders above a file
@@ -20,16 +22,17 @@ export async function readZip(blob, left) {
   const entries = [];
   try {
     for await (const entry of reader.getEntriesGenerator()) {
-      if (entries.push(entry) > MOST_ENTRIES) throw new Error(`it has over ${MOST_ENTRIES} entries`);
+      if (entries.push(entry) <= MOST_ENTRIES) continue;
+      throw new Error(say("it has over {n} entries", { n: MOST_ENTRIES }));
     }
   } catch (error) {
-    throw new BadZip(`it is no ZIP file, or a broken one: ${error.message}`);
+    throw new BadZip(say("it is no ZIP file, or a broken one: {why}", { why: error.message }));
   }
   const found = [];
   for (const entry of entries) {
     const path = entry.directory || entry.symlink ? null : cleanPath(nameOf(entry));
     if (path === null) continue;
-    if (entry.encrypted) throw new BadZip(`${path} is encrypted`);
+    if (entry.encrypted) throw new BadZip(say("{path} is encrypted", { path }));
     takeRoom(left, entry.uncompressedSize);
     found.push({ path, entry });
   }
@@ -54,15 +57,15 @@ async function unpack(path, entry) {
   let left = entry.uncompressedSize;
   const write = (part) => {
     left -= part.length;
-    if (left < 0) throw new BadZip("it is larger than it says");
+    if (left < 0) throw new BadZip(say("it is larger than it says"));
     parts.push(part.slice());
   };
   try {
     const options = { checkCrc32: true, checkOverlappingEntry: true };
     await entry.getData(new WritableStream({ write }), options);
-    if (left > 0) throw new BadZip("it is smaller than it says");
+    if (left > 0) throw new BadZip(say("it is smaller than it says"));
   } catch (error) {
-    throw new BadZip(`${path} is broken: ${error.message}`);
+    throw new BadZip(say("{path} is broken: {why}", { path, why: error.message }));
   }
   return new Blob(parts);
 }
@@ -111,8 +114,8 @@ async function readSoundZip(path, blob, left) {
 export function takeRoom(left, size) {
   left.files -= 1;
   left.bytes -= size;
-  if (left.files < 0) throw new BadZip(`there are over ${MOST_FILES} files`);
-  if (left.bytes < 0) throw new BadZip(`the files have over ${MOST_BYTES / 1024 ** 2} MiB`);
+  if (left.files < 0) throw new BadZip(say("there are over {n} files", { n: MOST_FILES }));
+  if (left.bytes < 0) throw new BadZip(say("the files have over {size} MiB", { size: MOST_BYTES / 1024 ** 2 }));
 }
 
 /** Return the path of a file; null for a folder, and for what systems add. Throws BadZip. */
@@ -120,9 +123,9 @@ export function cleanPath(text) {
   const parts = text.replaceAll("\\", "/").split("/").filter((part) => part !== "" && part !== ".");
   if (/[\\/]$/.test(text) || parts.length === 0) return null;
   if (parts.some((part) => part.startsWith(".") || LEFT_OUT.includes(part))) {
-    if (parts.includes("..")) throw new BadZip("a path leads out of it");
+    if (parts.includes("..")) throw new BadZip(say("a path leads out of it"));
     return null;
   }
-  if (parts.length > DEEPEST) throw new BadZip(`a file lies in over ${DEEPEST - 1} folders`);
+  if (parts.length > DEEPEST) throw new BadZip(say("a file lies in over {n} folders", { n: DEEPEST - 1 }));
   return parts.join("/");
 }

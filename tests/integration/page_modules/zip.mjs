@@ -154,7 +154,7 @@ test("bounds hold over several ZIPs, before anything is unpacked", async () => {
   await read(makeZip(FILE), left);
   await read(makeZip(FILE), left);
   await assert.rejects(read(makeZip(FILE), left), /over 64 MiB/);
-  await assert.rejects(read(makeZip(FILE), { files: 0, bytes: 9999 }), /over 2000 files/);
+  await assert.rejects(read(makeZip(FILE), { files: 0, bytes: 9999 }), /over 2,000 files/);
   const huge = makeZip(FILE, (entry) => ({ ...entry, size: 2 ** 32 - 1 }));
   await assert.rejects(read(huge), /over 64 MiB/);
 });
@@ -180,7 +180,7 @@ test("ZIP files in folders are folders, broken ones stay files", async () => {
   assert.deepEqual(left, { files: 0, bytes: 100 - 7 - 5 - 7 });
   await assert.rejects(unpackZips([{ path: "hw/ann.zip", content }], left), {
     name: "Error",
-    message: `hw/ann.zip: there are over ${MOST_FILES} files`,
+    message: `hw/ann.zip: there are over 2,000 files`,
   });
 });
 
