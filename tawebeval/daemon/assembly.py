@@ -97,7 +97,7 @@ from tawebeval.web.auth import Authentication, EvaluationLinks
 from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import HealthAndMetrics, KleinApplication, RequestLog, WebContext
 from tawebeval.web.server.channel import DRAIN_TIMEOUT, ApiSite
-from tawebeval.web.upload import FormReceivers
+from tawebeval.web.upload import FormReceiverFactory
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 
 _TIMER_PERIOD = 1.0  # seconds
@@ -542,7 +542,9 @@ def build_application(
 ) -> KleinApplication:
     """Return the API over HTTP."""
     uploads, key = base.directories.uploads, base.directories.identifier_mac_key
-    receivers = FormReceivers(registry, uploads, base.threads.make_threads(8, "upload"), os.urandom)
+    receivers = FormReceiverFactory(
+        registry, uploads, base.threads.make_threads(8, "upload"), os.urandom
+    )
     signer = LinkSigner(key)
     resolver = base.threads.make_resolver(2, "peers")
     return KleinApplication(

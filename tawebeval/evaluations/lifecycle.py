@@ -551,7 +551,7 @@ class EvaluationIndex:
         evaluation.final_state = final_state
         self._on_forgotten(evaluation)
 
-    def find_completely_sent_evaluation(self, caller: str) -> Evaluation | None:
+    def find_oldest_sent_evaluation(self, caller: str) -> Evaluation | None:
         """Return the oldest evaluation of a caller that can be forgotten, None without one.
 
         A stream has sent it to the end, and no client reads it again.
@@ -563,9 +563,9 @@ class EvaluationIndex:
                 return evaluation
         return None
 
-    def forget_completely_sent_evaluation(self, caller: str) -> bool:
-        """Forget what `find_completely_sent_evaluation` returns; return whether there was one."""
-        evaluation = self.find_completely_sent_evaluation(caller)
+    def forget_oldest_sent_evaluation(self, caller: str) -> bool:
+        """Forget what `find_oldest_sent_evaluation` returns; return whether there was one."""
+        evaluation = self.find_oldest_sent_evaluation(caller)
         if evaluation is not None:
             self.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
         return evaluation is not None

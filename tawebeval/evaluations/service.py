@@ -152,8 +152,7 @@ class EvaluationRegistry:
         self.check_not_stopping()
         for share in self._list_shares():
             if share.is_used_up and not any(
-                self.records.find_completely_sent_evaluation(caller)
-                for caller in share.used_by_caller
+                self.records.find_oldest_sent_evaluation(caller) for caller in share.used_by_caller
             ):
                 raise ServerBusy(share.refusal_of_all, share.retry_after)
         self._check_queue(ANONYMOUS_CALLER, should_schedule_retry=False)
@@ -182,13 +181,13 @@ class EvaluationRegistry:
     def _forget_sent(self, share: Share, _: int, caller: str | None) -> bool:
         """Forget evaluations that a stream has sent to the end until another one has room."""
         if caller is not None:
-            while share.is_quota_used_up(caller) and self.records.forget_completely_sent_evaluation(
+            while share.is_quota_used_up(caller) and self.records.forget_oldest_sent_evaluation(
                 caller
             ):
                 pass
             return not share.is_quota_used_up(caller)
         for name in share.list_callers():
-            while self.records.forget_completely_sent_evaluation(name):
+            while self.records.forget_oldest_sent_evaluation(name):
                 if not share.is_used_up:
                     return True
         return False
@@ -402,7 +401,7 @@ class EvaluationRegistry:
         try:
             self.records.note_evaluation_end(evaluation)
             evaluation.events.close_files()
-            self.submissions.handle_evaluation_end(evaluation)
+            self.submissions.keep_or_release_files(evaluation)
             evaluation.save()
         finally:
             del self._alive[evaluation.details.identifier]

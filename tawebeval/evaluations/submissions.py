@@ -251,7 +251,7 @@ class SubmissionStore:
         self._kept: defaultdict[str, dict[str, Evaluation]] = defaultdict(dict)
         self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
 
-    def handle_evaluation_end(self, evaluation: Evaluation) -> None:
+    def keep_or_release_files(self, evaluation: Evaluation) -> None:
         """Keep the files of an ended evaluation, or give back the bytes of removed ones."""
         if evaluation.details.has_kept_submission:
             self._kept[evaluation.details.caller][evaluation.details.identifier] = evaluation

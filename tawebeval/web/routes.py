@@ -87,7 +87,7 @@ from tawebeval.web.server.messages import (
 )
 from tawebeval.web.statements import ProblemDocuments
 from tawebeval.web.streams import StreamTurns, send_body
-from tawebeval.web.upload import FormReceiver, FormReceivers
+from tawebeval.web.upload import FormReceiver, FormReceiverFactory
 
 log = Logger()
 
@@ -190,7 +190,7 @@ class WebContext:
     registry: EvaluationRegistry
     authentication: Authentication
     clock: IReactorTime
-    forms: FormReceivers
+    forms: FormReceiverFactory
     lists: EvaluationLists
     links: EvaluationLinks
     health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)

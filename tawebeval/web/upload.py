@@ -408,8 +408,8 @@ class FormReceiver:
 
 
 @attrs.frozen
-class FormReceivers:
-    """Maker of receivers, whose forms arrive in `directory`, written by `threads`.
+class FormReceiverFactory:
+    """Factory of receivers, whose forms arrive in `directory`, written by `threads`.
 
     `random_bytes(n)` returns n random bytes.
     """

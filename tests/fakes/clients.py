@@ -33,7 +33,7 @@ from tawebeval.web.auth import Authentication, EvaluationLinks, RateLimit
 from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import KleinApplication, WebContext
 from tawebeval.web.server.channel import ApiSite
-from tawebeval.web.upload import FormReceivers
+from tawebeval.web.upload import FormReceiverFactory
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.files import FakeStore
 from tests.fakes.resolver import FakeResolver
@@ -257,7 +257,7 @@ class Service:
             self.registry,
             self.access,
             self.reactor,
-            FormReceivers(self.registry, uploads, self.uploading, straw(2)),
+            FormReceiverFactory(self.registry, uploads, self.uploading, straw(2)),
             make_evaluation_lists(self.registry, FakeResolver(), self.reactor),
             EvaluationLinks(
                 self.world.store,

@@ -722,7 +722,7 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
         yield f"{case:03}", found
 
 
-def list_references(root: Path) -> segi_judge.Listing:
+def list_reference_submissions(root: Path) -> segi_judge.Listing:
     """Return the programs of `sol/`: official solutions, and what comments of others say."""
     task = Task(root)
     maximum = sum(subtask.points for subtask in task.subtasks)
@@ -735,7 +735,7 @@ def list_references(root: Path) -> segi_judge.Listing:
             for path in sorted((root / "output").glob(f"output{number}.txt"))
         ]
         full = (maximum, maximum)
-        return segi_judge.Listing([segi_judge.Reference(given, ["accepted"], None, full)])
+        return segi_judge.Listing([segi_judge.ReferenceSubmission(given, ["accepted"], None, full)])
     for file in files:
         # Also those in languages that the judge does not know, which `check` skips.
         is_program = file.suffix and file.suffix not in _HEADERS and file.is_file()
@@ -762,6 +762,8 @@ def list_references(root: Path) -> segi_judge.Listing:
             has_partial = any(kind == "partial-score" for kind, _ in checks)
             reached = (least, maximum if has_partial else least)
         references.append(
-            segi_judge.Reference([str(file.relative_to(root))], permitted, required, reached)
+            segi_judge.ReferenceSubmission(
+                [str(file.relative_to(root))], permitted, required, reached
+            )
         )
     return segi_judge.Listing(references)

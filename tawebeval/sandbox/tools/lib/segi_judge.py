@@ -3,8 +3,8 @@
 Each module of a format has five functions: `judge` builds the submission, runs the cases and
 returns a `Total`; `prepare` builds it to run on an input of its author's own;
 `build_programs` builds what `judge` needs of the package, which `--build` keeps;
-`list_references` returns the submissions of the package and what it says of each; `check_inputs`
-yields what the package's validators say of its inputs. Programs of the package
+`list_reference_submissions` returns the submissions of the package and what it says of each;
+`check_inputs` yields what the package's validators say of its inputs. Programs of the package
 (validators, checkers, interactors) run in sandboxes of their own, too: apart from the submission,
 and without the markers of the evaluation.
 """
@@ -87,7 +87,7 @@ class Total(NamedTuple):
     maximum: float | None = None
 
 
-class Reference(NamedTuple):
+class ReferenceSubmission(NamedTuple):
     """A submission of a package, and which verdicts the package lets its cases have.
 
     Verdicts are accepted, wrong_answer, time_limit and runtime_error, which also stands for the
@@ -111,7 +111,7 @@ class Listing(NamedTuple):
     the slowest submission of `accepted`; the limit is rounded up to a multiple of `resolution`.
     """
 
-    references: Sequence[Reference]
+    references: Sequence[ReferenceSubmission]
     multiplier: float | None = None
     resolution: float = 1.0
 
@@ -500,7 +500,7 @@ def main() -> None:
                 segi.send_case(name, judgement)
             return
         if words.list:
-            listing: Listing = module.list_references(root)
+            listing: Listing = module.list_reference_submissions(root)
             references = [reference._asdict() for reference in listing.references]
             segi.send({"type": "references", **listing._asdict(), "references": references})
             return

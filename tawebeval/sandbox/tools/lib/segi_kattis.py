@@ -727,7 +727,7 @@ def _find_expected_results(source: Path) -> Mapping[str, Any]:
     return {"permitted": list(dict.fromkeys(["AC", *codes])), "required": codes}
 
 
-def list_references(root: Path) -> segi_judge.Listing:
+def list_reference_submissions(root: Path) -> segi_judge.Listing:
     """Return the submissions below `submissions/`. Raises: PackageError."""
     problem = Problem(root)
     top = root / "submissions"
@@ -770,7 +770,7 @@ def list_references(root: Path) -> segi_judge.Listing:
             _read_codes(expected[key], f"{key} of {name}") if key in expected else None
             for key in ("permitted", "required")
         )
-        references.append(segi_judge.Reference(given, permitted, required, score))
+        references.append(segi_judge.ReferenceSubmission(given, permitted, required, score))
     margins = problem.limits.get("time_multipliers") or {}
     if not isinstance(margins, dict):
         raise segi_judge.PackageError(f"problem.yaml: time_multipliers are {margins!r}, no mapping")

@@ -296,7 +296,7 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
         yield test.name, next(refused, segi.ACCEPTED)
 
 
-def list_references(root: Path) -> segi_judge.Listing:
+def list_reference_submissions(root: Path) -> segi_judge.Listing:
     """Return the solutions that `problem.xml` names, with what their tags say."""
     problem = Problem(root)
     references = []
@@ -310,6 +310,6 @@ def list_references(root: Path) -> segi_judge.Listing:
         elif tag == "time-limit-exceeded-or-accepted":
             permitted = ["accepted", "time_limit"]
         references.append(
-            segi_judge.Reference([str(source.get("path"))], permitted, _FAULTS.get(tag))
+            segi_judge.ReferenceSubmission([str(source.get("path"))], permitted, _FAULTS.get(tag))
         )
     return segi_judge.Listing(references)
