@@ -42,7 +42,6 @@ from tawebeval.core.events import (
     EventRing,
 )
 from tawebeval.core.shares import Share, SharedResource
-from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size
 from tawebeval.linux.filetree import describe_disk_error, rename_durably
@@ -66,6 +65,7 @@ _ROW = 2048  # bytes of the disk that a row takes, or so
 _DAY = 24 * 60 * 60.0
 _RETRY_AFTER = 5  # seconds
 _PART = ".part"
+_REMOVAL = " removal"  # beside the callers, of which none has such a name
 RemovableRow = tuple[str, str, int]  # identifier, caller, bytes on the disk
 T = TypeVar("T")
 
@@ -302,10 +302,14 @@ class EvaluationArchive:
 
     @asynccontextmanager
     async def _take_all_turns(self) -> AsyncIterator[None]:
-        """Let nothing be archived meanwhile; two such calls at once would wait for ever."""
+        """Let nothing be archived meanwhile; two such calls at once would wait for ever.
+
+        Behind all evaluations of a caller it would wait for as many again before each turn, with
+        fewer and fewer writers.
+        """
         async with AsyncExitStack() as turns:
             for _ in range(WRITER_THREADS):
-                await turns.enter_async_context(self._changes.take_turn(ANONYMOUS_CALLER))
+                await turns.enter_async_context(self._changes.take_turn(_REMOVAL))
             yield
 
     async def _count_rows(self) -> None:

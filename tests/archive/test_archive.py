@@ -415,6 +415,29 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(self.remove(), [])
         self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (0, 0))
 
+    def test_removal_has_its_turns_although_as_many_come_as_are_archived(self) -> None:
+        self.store("old", "")
+        threads: Any = SlowThreads()
+        self.archive._writers = threads
+
+        async def save_row(_: StoredEvaluation) -> None:
+            pass
+
+        def store(name: str) -> None:
+            ended = EndedEvaluation(name, "", {"status": {}}, lambda: make_ring(3))
+            Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
+
+        for number in range(50):
+            store(f"waits {number}")
+        self.now = NOW + 1000 * DAY
+        removing = Deferred.fromCoroutine(self.archive.remove_excess())
+        for number in range(4 * WRITER_THREADS):
+            store(f"comes {number}")
+            threads.step()
+        self.assertNotIn("old", self.rows.rows)
+        threads.finish()
+        self.successResultOf(removing)
+
     def test_removal_ends_at_a_file_that_cannot_be_removed(self) -> None:
         self.fill(5)
         stuck = self.locate("alice-002")
