@@ -423,6 +423,11 @@ class RecordedStdout:
         if self._files.stdout_size < self.stdout_bytes:
             raise StdoutChanged
 
+    def read_last_time(self) -> float:
+        """Return the time of the last mark, in seconds since the epoch; 0 without one. Blocks."""
+        last = self._files.read_marks(max(0, self._mark_count - 1), self._mark_count)
+        return last[0].time_ms / 1000 if last else 0.0
+
     def _resume(self, last: _SegmentRecord) -> None:
         self._mark_count, self._file_count = last.source.end_mark, last.next_file
         self.stdout_bytes, self.file_bytes = last.next_stdout_begin, last.file_bytes

@@ -124,6 +124,10 @@ class Evaluation:
         """Return the time, in seconds since the epoch, as if the clock was not set meanwhile."""
         return self.context.read_boot_clock() + self._clock_offset
 
+    def advance_clock(self, time: float) -> None:
+        """Let `read_clock` return no time before this one, which an earlier process has noted."""
+        self._clock_offset += max(0.0, time - self.read_clock())
+
     @property
     def limits(self) -> LimitSettings:
         """The limits of the run; before the start those that a start would have now."""

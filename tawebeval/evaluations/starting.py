@@ -505,6 +505,7 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
         assert evaluation.details.markers is not None, "made before the start"
         restored = open_stdout(evaluation, Markers(*evaluation.details.markers))
         restored.restore()
+        evaluation.advance_clock(restored.read_last_time())
         _acknowledge_again(evaluation)
         stdout = restored
         _connect(evaluation, row, checkout, sandboxed, stdout)

@@ -134,6 +134,36 @@ class BuildTests(EvaluationTestCase):
             keys.add(plan_build(self.evaluation, checkout).key)
         self.assertEqual(len(keys), 3)
 
+    def test_build_is_neither_counted_nor_left_behind(self) -> None:
+        self.renew()
+        for is_stopped in (False, True):
+            self.begin()
+            self.assertEqual(self.evaluation.build_state, "running")
+            running = self.world.child
+            if is_stopped:
+                self.evaluation.stop(CANCELLED)
+                self.assertEqual(running.signals[-1], signal.SIGKILL)
+            running.end()
+            self.world.turn()
+            state = self.evaluation.details.state
+            expected = EvaluationState.CANCELLED if is_stopped else EvaluationState.RUNNING
+            self.assertIs(state, expected)
+            counts = self.evaluation.context.counters.counts_by_state
+            self.assertEqual({one: count for one, count in counts.items() if count}, {state: 1})
+            left = {path.name for path in self.root.iterdir()}
+            self.assertLessEqual(left, {"upload", "some"})
+            self.evaluation.stop(CANCELLED)
+            self.world.end()
+            self.world.repositories.builds.clear()
+            self.renew()
+
+    def test_run_of_a_build_is_one_and_that_of_an_evaluation_is_not(self) -> None:
+        self.begin()
+        self.renew()
+        self.begin()
+        self.world.turn()
+        self.assertEqual([cell.is_build for cell in self.world.sandbox.cells], [False, True])
+
     def test_build_cancelled_before_it_is_started_leaves_no_directory(self) -> None:
         threads = self.world.threads = SlowThreads()
         self.renew()

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
+from unittest import mock
 
 import attrs
 import msgspec
@@ -29,7 +30,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations import eventlog, service
 from tawebeval.evaluations.starting import InheritedResources, read_all_events
-from tawebeval.evaluations.store import EvaluationDetails
+from tawebeval.evaluations.store import EvaluationDetails, format_rfc3339_time
 from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
@@ -39,7 +40,7 @@ from tests.fakes.archive import FakeArchive
 from tests.fakes.files import FakeStore, MemoryEventFiles
 from tests.fakes.gates import Gate
 from tests.fakes.sandbox import FakeSandboxedRun
-from tests.fakes.world import IdleThreads, UntidyThreads, make_request
+from tests.fakes.world import EPOCH, IdleThreads, UntidyThreads, make_request
 
 URL = "https://receiver.example/hook"
 
@@ -222,6 +223,20 @@ class RunningTests(RestoringTestCase):
         self.finish(self.world.child)
         self.assertEqual(self.consume(identifier), ["one", "12", "two", "\n"])
         self.assertEqual((self.world.store.rows, self.world.repositories.users), ({}, 0))
+
+    def test_times_do_not_go_back_if_the_clock_was_set_back_meanwhile(self) -> None:
+        identifier, child = self.start()
+        self.world.clock.advance(5)
+        child.print(b"one\n")
+        with mock.patch("tests.fakes.world.EPOCH", EPOCH - 1000):
+            self.restart()
+            self.world.child.print(b"two\n")
+            self.finish(self.world.child, 3)
+        page = self.registry.events.read_page_now(identifier, None, includes_times=True)
+        times = [json.loads(line)["time"] for line in page.events.lines.splitlines()]
+        self.assertEqual(times, [format_rfc3339_time(EPOCH + 5)] * len(times))
+        ended = self.registry.records[identifier].details.state_times["ended"]
+        self.assertEqual(ended, EPOCH + 5)
 
     def test_no_event_is_delivered_before_the_next_process_would_go_on_with_the_run(self) -> None:
         for error in (None, StoreError()):

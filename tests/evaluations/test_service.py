@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from twisted.internet.defer import Deferred
 
@@ -17,6 +19,7 @@ from tawebeval.evaluations.submissions import ReceivedForm
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild
+from tests.fakes.files import MemoryEventFiles
 from tests.fakes.world import IdleThreads, UntidyThreads, make_request
 
 
@@ -216,6 +219,15 @@ class KeptTests(RegistryTestCase):
         self.assert_refused(EvaluationExpired, second)
         self.page(first)
         self.accept()
+
+    def test_evaluation_is_counted_although_its_files_cannot_be_closed(self) -> None:
+        identifier, child = self.start(b"a\n")
+        with mock.patch.object(MemoryEventFiles, "close", side_effect=OSError(errno.EIO, "no")):
+            self.finish(child)
+        self.assertEqual(self.registry.records.ended_share.used, 1)
+        self.assertEqual(self.consume(identifier), ["a", "\n"])
+        self.assertEqual(self.registry.records.ended_share.used, 0)
+        self.flushLoggedErrors(OSError)
 
     def test_stream_may_end_before_its_evaluation_is_cleaned_up(self) -> None:
         self.world.threads = threads = UntidyThreads()

@@ -157,7 +157,7 @@ class FakeSandboxedRun:
 
 @attrs.define
 class FakeTrees:
-    """Makes no trees; `made` are the checkouts that trees were wanted of.
+    """Makes no trees; `made` are the checkouts that trees were wanted of, `copied` those of copies.
 
     `launched` is what was to be started, `error` raised instead, `overlay_descriptor` everybody's.
     `overlay_problem` is why there are no overlays. `ended` is what `starter` says of each program:
@@ -170,6 +170,7 @@ class FakeTrees:
     ended: tuple[int, bytes] = (0, b"")
     pid: int = 77
     made: list[Path] = attrs.field(factory=list)
+    copied: list[Path] = attrs.field(factory=list)
     launched: list[LaunchSpec] = attrs.field(factory=list)
     forgotten: list[Workspace] = attrs.field(factory=list)
     connected: list[tuple[StartedProgram, int]] = attrs.field(factory=list)
@@ -195,6 +196,8 @@ class FakeTrees:
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec, *, copies_tree: bool = False
     ) -> StartedProgram:
         self.made.append(checkout)
+        if copies_tree:
+            self.copied.append(checkout)
         self.launched.append(launch)
         if self.error is not None:
             raise self.error

@@ -148,6 +148,17 @@ class ArgumentTests(BubblewrapTestCase):
             self.assertEqual(launch.environment, {})
             self.assertEqual((launch.directory, launch.has_own_process_limit), ("/", True))
 
+    def test_build_has_no_network_and_a_copy_of_the_tree(self) -> None:
+        for network, is_build in ((True, False), (True, True), (False, True)):
+            cell = self.make(network=network)
+            cell.is_build = is_build
+            self.trees.copied.clear()
+            self.start(cell)
+            reaches = network and not is_build
+            self.assertEqual(cell.has_network, reaches)
+            self.assertEqual("--share-net" in self.trees.launched[-1].argv, reaches)
+            self.assertEqual(self.trees.copied, [self.checkout.path] * is_build)
+
     def test_environment_is_in_a_file_for_bwrap(self) -> None:
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
             launch = self.cell.make_launch_spec("x", given, self.workspace.tree_directory)
