@@ -22,6 +22,7 @@ from tawebeval.core.evaluations import Commit, Submodule
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.filetree import remove_tree
+from tawebeval.sandbox.disk import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from tawebeval.git.command import GitResult  # needs TLS, which `try` does without
@@ -33,6 +34,9 @@ _PATH_MAX = 4096  # bytes: PATH_MAX of Linux
 
 COMMIT_MARKERS_DIRECTORY = "commits"
 """The directory of a repository with the markers, of which there may be many."""
+
+ORIGIN_REFS_DIRECTORY = "refs/origin"
+"""The directory of a repository with the refs of the server."""
 
 _T = TypeVar("_T")
 _LOOK_SECONDS = 0.25  # between two measurements of what git writes
@@ -291,6 +295,7 @@ async def run_within_byte_limit(
 
 
 async def fetch_within_byte_budget(
+    clock: Any,
     budget: FetchBudget,
     threads: WorkerThreads,
     fetch: Callable[[], Coroutine[Deferred[Any], Any, GitResult]],
@@ -302,7 +307,8 @@ async def fetch_within_byte_budget(
     `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. A
     complete fetch that is over the limit takes the repository with it: refs name its objects.
 
-    `fetch` has the kernel limit each file, and so the one pack that a server sends.
+    `fetch` has the kernel limit each file, and so the one pack that a server sends. But git writes
+    a file, with its directories, for each ref of the server: their sum is measured again and again.
 
     Raises: EvaluationFailure, of `fetch` or for too many bytes.
     """
@@ -310,7 +316,12 @@ async def fetch_within_byte_budget(
     limit = budget.remaining_bytes
     failure, result = None, None
     try:
-        result = await fetch()
+        result = await run_within_byte_limit(
+            clock, threads, fetch(), lambda: _measure(repository)[0], before + limit
+        )
+    except LimitExceeded:
+        await threads.run_in_thread(remove_tree, repository / ORIGIN_REFS_DIRECTORY)
+        failure = budget.make_failure()
     except EvaluationFailure as error:
         failure = error
     after, largest = await threads.run_in_thread(_measure, repository)
@@ -327,8 +338,12 @@ async def fetch_within_byte_budget(
 
 
 def _measure(repository: Path) -> tuple[int, int]:
-    """Return the bytes of a repository, and those of its largest unfinished file. Blocks."""
-    size = largest = 0
+    """Return the bytes of a repository, and those of its largest unfinished file. Blocks.
+
+    A directory counts as one block.
+    """
+    size = sum(len(directories) for _, directories, _ in os.walk(repository)) * BLOCK_BYTES
+    largest = 0
     for name, status in iterate_files(repository, COMMIT_MARKERS_DIRECTORY):
         size += get_disk_bytes(status)
         if "tmp_" in name:  # of index-pack

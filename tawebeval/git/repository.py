@@ -368,7 +368,7 @@ class BareRepository:
                 reach=reach,
             )
             result = await fetch_within_byte_budget(
-                budget, self._threads, fetch, self.path, inspection.has_begun
+                self._limits.clock, budget, self._threads, fetch, self.path, inspection.has_begun
             )
             if inspection.has_begun():
                 commit = _inspected(oid, inspection, result)

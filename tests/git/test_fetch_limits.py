@@ -133,6 +133,7 @@ class FetchLimitTests(SynchronousTestCase):
         self.budget = FetchBudget(FetchLimits(self.clock, 60, LIMIT, TreeLimits(1, 1)))
         self.fetched = Deferred.fromCoroutine(
             fetch_within_byte_budget(
+                self.clock,
                 self.budget,
                 InlineThreads(),
                 fetch,
@@ -166,6 +167,7 @@ class FetchLimitTests(SynchronousTestCase):
         for result, is_complete in ((DONE, True), (NO, False)):
             self.setUp()
             self.write("objects/new", LIMIT // 2)
+            self.clock.advance(1)
             self.is_complete = is_complete
             self.git.callback(result)
             self.assertEqual(self.successResultOf(self.fetched), result)
@@ -205,6 +207,22 @@ class FetchLimitTests(SynchronousTestCase):
             self.is_complete = True
             end()
             self.check_refused()
+
+    def test_git_is_ended_when_files_and_directories_of_refs_are_too_large_together(self) -> None:
+        self.write_refs(20)
+        self.clock.advance(0.25)
+        self.assertNoResult(self.fetched)
+        self.write_refs(30)
+        self.clock.advance(0.25)
+        self.check_refused("old")
+        self.assertFalse((self.path / "refs/origin").exists())
+
+    def write_refs(self, count: int) -> None:
+        """Write refs as git does: each with a directory."""
+        for number in range(count):
+            directory = self.path / f"refs/origin/{number}"
+            directory.mkdir(parents=True, exist_ok=True)
+            self.write(f"refs/origin/{number}/x", 0)
 
     def test_cancelled_fetch_ends_as_cancelled(self) -> None:
         self.fetched.cancel()
