@@ -73,6 +73,7 @@ _NICENESS = 10
 _GIT, _PROBE, _EVALUATION = "git", "probe", "evaluation-"
 _BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
 _KIB = 1024  # bytes: the unit of its `ru_maxrss`
+_INIT = "1"  # the number of the first process, as `cgroup.procs` has it
 _OF_PROCESS = re.compile(r"tawebeval-[a-z]+-(\d+)")
 
 log = Logger()
@@ -284,6 +285,10 @@ def _make_parent(
         _log_kept(kill_and_remove([*parent.list_children(), *dead]))
         home.make_cgroup()
         home.enter_cgroup()
+        with suppress(OSError):  # then the kernel refuses controllers
+            # An init of a container, such as tini, starts the daemon in its own cgroup.
+            if own.read_file("cgroup.procs").split() == [_INIT]:
+                home.write_file("cgroup.procs", _INIT)
     except OSError:
         for group in (home, parent):
             with suppress(OSError):

@@ -311,7 +311,7 @@ def kill_and_remove(groups: Iterable[CgroupDirectory]) -> UnremovedCgroups:
 def leave_parent_cgroup(
     parent: CgroupDirectory, own: CgroupDirectory, enabled: Sequence[str]
 ) -> UnremovedCgroups:
-    """Move this process from its place below `parent` back to `own`, and remove `parent`.
+    """Move this process, and those beside it, from below `parent` to `own`; remove `parent`.
 
     All other cgroups below `parent` are killed and removed first: the kernel keeps a controller
     that a child still gives to its own. `enabled` are the controllers that `own` enables for the
@@ -326,6 +326,9 @@ def leave_parent_cgroup(
             for controller in controllers:
                 group.write_file("cgroup.subtree_control", f"-{controller}")
         own.enter_cgroup()
+        for pid in home.read_file("cgroup.procs").split():  # such as the init of a container
+            with suppress(ProcessLookupError):
+                own.write_file("cgroup.procs", pid)
         home.remove_cgroup()
         parent.remove_cgroup()
     return kept

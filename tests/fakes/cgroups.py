@@ -104,10 +104,11 @@ class FakeMachine:
         if not file.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
         if file.name == "cgroup.procs":
-            assert text == "0"
+            pid = str(os.getpid()) if text == "0" else text
             for each in self.top.rglob("cgroup.procs"):
-                each.write_text(each.read_text().replace(f"{os.getpid()}\n", ""))
-            file.write_text(f"{file.read_text()}{os.getpid()}\n")
+                others = (other for other in each.read_text().split() if other != pid)
+                each.write_text("".join(f"{other}\n" for other in others))
+            file.write_text(f"{file.read_text()}{pid}\n")
         elif file.name == "cgroup.subtree_control":
             for word in text.split():
                 self._switch(file, word[0], word[1:])

@@ -111,6 +111,7 @@ class ImageTests(RepositoryTestCase):
         health = {each["health"] for findings in found.values() for each in findings}
         self.assertNotIn("broken", health, found)
         for limit in found["limits"]:
+            self.assertNotIn("other processes are in the cgroup", limit["what"])
             if limit["health"] != "ok":
                 # Where the host mounts version 1 of cgroups no option of the engine helps.
                 self.assertRegex(limit["remedy"], "docs/install.md|unified_cgroup_hierarchy=1")

@@ -197,11 +197,35 @@ class ParentTests(CgroupsTestCase):
         self.assertEqual(self.machine.groups(), [])
 
     def test_beside_a_shell_the_daemon_only_measures(self) -> None:
-        own = self.machine.own
-        with open(own / "cgroup.procs", "a") as file:
-            file.write(f"{STRANGER}\n")
+        for others in (f"{STRANGER}\n", f"1\n{STRANGER}\n"):
+            own = self.make_machine().own
+            with open(own / "cgroup.procs", "a") as file:
+                file.write(others)
+            self.check(self.machine.open(), {"cpu"}, "other processes are in the cgroup")
+            self.assertEqual((own / "cgroup.procs").read_text(), others, "they are left alone")
+
+    def test_init_of_a_container_moves_with_the_daemon_and_back(self) -> None:
+        procs, both = self.machine.own / "cgroup.procs", {"1", str(os.getpid())}
+        procs.write_text(f"1\n{os.getpid()}\n")
+        cgroups = self.machine.open()
+        self.check(cgroups, ALL)
+        home = self.machine.own / "tawebeval-x/daemon"
+        self.assertEqual(set((home / "cgroup.procs").read_text().split()), both)
+        cgroups.remove_all_cgroups()
+        self.assertEqual(self.machine.groups(), [])
+        self.assertEqual(set(procs.read_text().split()), both)
+
+    def test_init_that_cannot_be_moved_is_beside_the_daemon(self) -> None:
+        (self.machine.own / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
+        move = self.machine.write
+
+        def refuse(file: Path, text: str) -> None:
+            if text == "1":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+            move(file, text)
+
+        self.patch(self.machine, "write", refuse)
         self.check(self.machine.open(), {"cpu"}, "other processes are in the cgroup")
-        self.assertEqual((own / "cgroup.procs").read_text(), f"{STRANGER}\n", "it is left alone")
 
     def test_controller_that_is_not_passed_on_is_missing(self) -> None:
         self.make_machine("cpu pids")
