@@ -236,7 +236,7 @@ def open_error_reports(
                 default_integrations=False,  # they have requests, commands and programs
                 integrations=[LoggingIntegration(level=None, event_level=logging.ERROR)],
                 include_local_variables=False,
-                before_send=lambda event, _: json.loads(_SECRET.sub("...", json.dumps(event))),
+                before_send=lambda event, _: _remove_secrets(event),
             )
             reactor.addSystemEventTrigger("after", "shutdown", sentry_sdk.flush, _FLUSH_SECONDS)
         except (ImportError, ValueError) as error:
@@ -245,6 +245,18 @@ def open_error_reports(
             )
             log.warn(words, error=error)
     return STDLibLogObserver("tawebeval")
+
+
+def _remove_secrets(value: Any) -> Any:
+    """Return a JSON value without secrets in its strings."""
+    # Not in its JSON: an identifier after a line feed would take the n of the escape with it.
+    if isinstance(value, str):
+        return _SECRET.sub("...", value)
+    if isinstance(value, Mapping):
+        return {_remove_secrets(name): _remove_secrets(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_remove_secrets(each) for each in value]
+    return value
 
 
 def is_systemd_journal(stream: IO[str], journal_stream: str) -> bool:

@@ -64,9 +64,12 @@ _LATE_IMPORTS = (
 # For traces and reports of errors.
 _LATE_EXTRAS = (
     "concurrent.futures.thread",
+    "netrc",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.trace.propagation.tracecontext",
     "requests",
     "sentry_sdk.integrations.logging",
+    "sentry_sdk.spotlight",
 )
 
 

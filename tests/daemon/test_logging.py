@@ -67,7 +67,8 @@ log.info("hidden")
 
 def fail(variable):
     words = ["a2b3" * 10, "tawebeval_" + "hidden-" * 6 + "x", "whsec_" + "aGlkZGVu" * 4]
-    raise ValueError(" ".join(words) + " https://me:hidden@host/x.git in 'here'")
+    words.append("https://me:hidden@host/x.git in 'here'\n" + words[0])
+    raise ValueError(" ".join(words))
 
 try:
     fail("hidden")
@@ -328,7 +329,7 @@ class ErrorReportTests(SynchronousTestCase):
         (report,) = map(json.loads, done.stdout.splitlines())
         (error,) = report["exception"]["values"]
         self.assertEqual(error["type"], "ValueError")
-        self.assertEqual(error["value"], "... ... ... https://...@host/x.git in 'here'")
+        self.assertEqual(error["value"], "... ... ... https://...@host/x.git in 'here'\n...")
         self.assertEqual(report["logentry"]["message"], "it broke")
         self.assertEqual(report["level"], "fatal")
         self.assertEqual(report["release"], f"tawebeval@{__version__}")

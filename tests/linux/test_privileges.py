@@ -91,6 +91,31 @@ print(*os.getresuid(), *os.getresgid())
 print(*os.getgroups())
 """
 
+# Once the user is changed, no module can be read.
+_REPORT = """
+import os, pwd, sys
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import Logger, globalLogPublisher
+from tawebeval.linux import privileges
+os.initgroups = os.setresgid = os.setresuid = lambda *_: None
+os.environ["SENTRY_DSN"] = "http://a@127.0.0.1:1/1"
+os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:1"
+os.environ["OTEL_BSP_SCHEDULE_DELAY"] = "10"
+privileges.switch_user(pwd.getpwnam("nobody"))
+before = set(sys.modules)
+from tawebeval.daemon.logging import open_error_reports
+from tawebeval.evaluations.traces import EvaluationTracer
+tracer, reactor = EvaluationTracer(), MemoryReactorClock()
+details = type("Details", (), {"trace": tracer.begin_trace([])})
+tracer.record_phase(details, "running", 0, 1)
+globalLogPublisher.addObserver(open_error_reports(os.environ, reactor))
+Logger().error("an error")
+tracer.stop()
+for function, positional, named in reactor.triggers["after"]["shutdown"]:
+    function(*positional, **named)
+print(sorted(sys.modules.keys() - before))
+"""
+
 
 class ExecutionTests(SynchronousTestCase):
     def test_command_has_nothing_of_root(self) -> None:
@@ -111,6 +136,9 @@ class ExecutionTests(SynchronousTestCase):
         uid, gid = NOBODY.pw_uid, NOBODY.pw_gid
         self.assertEqual(users, f"{uid} {uid} {uid} {gid} {gid} {gid}")
         self.assertEqual(set(map(int, groups.split())), {*os.getgrouplist("nobody", gid)})
+
+    def test_traces_and_reports_import_nothing_as_the_user(self) -> None:
+        self.assertEqual(printed_by(_REPORT).splitlines(), ["[]"])
 
 
 _DROP = """
