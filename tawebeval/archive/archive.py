@@ -225,17 +225,15 @@ class EvaluationArchive:
         target = self._locate(ended.identifier, "jsonl")
         for directory in (self.directory, self.directory / "files", target.parent):
             directory.mkdir(mode=0o700, exist_ok=True)
-        status = os.statvfs(self.directory)  # what others write meanwhile may exceed it
-        free = status.f_bavail * status.f_frsize - self._min_free_bytes
         new = target.with_suffix(_PART)
         try:
             count = write_evaluation(
                 new,
                 {"archive": 1, "evaluation_id": ended.identifier, "caller": ended.caller},
-                ended.read_rings(),
+                self._read_rings_with_room(ended),
                 ended.status_line,
                 self._format_time,
-                min(free, self.settings.size),
+                min(self._measure_room(), self.settings.size),
             )
             if ended.workspace is not None:
                 self._write_submission(ended.identifier, ended.workspace)
@@ -249,6 +247,22 @@ class EvaluationArchive:
         # Some file systems have not allocated the blocks yet.
         size = sum(max(file.st_size, file.st_blocks * _BLOCK) for file in files)
         return StoredEvaluation(_ROW + size, count)
+
+    def _measure_room(self) -> int:
+        """Return the bytes that are free beside those that stay so. Blocks."""
+        status = os.statvfs(self.directory)
+        return status.f_bavail * status.f_frsize - self._min_free_bytes
+
+    def _read_rings_with_room(self, ended: EndedEvaluation) -> Iterator[EventRing]:
+        """Yield all events while there is room, also beside what others write meanwhile.
+
+        Raises: ArchiveFileTooLarge; as `read_rings`.
+        """
+        for ring in ended.read_rings():
+            room = self._measure_room()
+            if room < 0:
+                raise ArchiveFileTooLarge(room)
+            yield ring
 
     def _write_submission(self, identifier: str, workspace: Workspace) -> None:
         """Archive the submission; without it the evaluation cannot run again."""

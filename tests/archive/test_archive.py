@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -288,6 +288,18 @@ class StoringTests(ArchiveTestCase):
     def test_nothing_is_archived_without_the_reserved_free_disk(self) -> None:
         self.open(reserve=2**60)
         self.assert_lost("disk", "less than")
+
+    def test_nothing_is_archived_once_others_have_used_up_the_free_disk(self) -> None:
+        self.open(reserve=1000)
+        free = chain([10**6] * 3, repeat(999))
+        self.patch(os, "statvfs", lambda path: mock.Mock(f_bavail=next(free), f_frsize=1))
+
+        def make_rings() -> Iterator[EventRing]:
+            return chain(*map(make_ring, [3] * 5))
+
+        said = self.messages(lambda: self.assertFalse(self.store(rings=make_rings)))
+        self.assertIn("not archived (disk): less than 1000 bytes is free", said[-1])
+        self.assertEqual(self.list_names(), [])
 
     def test_evaluation_alone_exceeds_the_size(self) -> None:
         self.open(size=100)
