@@ -57,9 +57,13 @@ def make_sealed_memfd(name: str, content: bytes) -> int:
     Without seals a descriptor that was opened for reading can be opened for writing by proc(5).
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.pwrite(descriptor, content, 0)
     seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    try:
+        os.pwrite(descriptor, content, 0)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    except OSError:  # such as ENOMEM
+        os.close(descriptor)
+        raise
     return descriptor
 
 

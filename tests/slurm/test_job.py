@@ -631,10 +631,23 @@ class ResumeTests(JobCase):
     def test_job_that_has_ended_meanwhile_is_told(self) -> None:
         ended = {"status": 0, "rusage": RUSAGE, "is_output_complete": True}
         content = json.loads(self.left_job.state_file.read_text())
-        self.left_job.state_file.write_text(json.dumps({**content, **ended}))
+        exceeded = {"exceeded": "memory"}
+        self.left_job.state_file.write_text(json.dumps({**content, **ended, **exceeded}))
         self.resume()
         self.assertEqual(self.run_.stdout, b"one\n")
         self.assertEqual(self.run_.told[0], "exited")
+        failure = self.slurm_run.run_limits.find_unnoticed_failure()
+        assert failure is not None
+        self.assertEqual(failure.reason, "memory")
+        self.assertEqual(self.commands.watchers, {})
+
+    def test_job_that_was_lost_meanwhile_is_told(self) -> None:
+        self.resume()
+        self.queue("CANCELLED")
+        self.assertEqual(self.run_.stdout, b"one\n")
+        self.assertEqual(self.run_.told[0], "exited")
+        self.check_loss("revoked")
+        self.assertEqual(self.commands.watchers, {})
 
     def test_run_that_cannot_be_resumed_ends_its_job(self) -> None:
         for name in ("stdout", "stderr"):

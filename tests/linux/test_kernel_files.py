@@ -1,0 +1,32 @@
+"""`linux.kernel_files`: files in memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.linux.kernel_files import make_sealed_memfd
+from tests.cases.children import descriptors
+
+
+class SealedFileTests(SynchronousTestCase):
+    def test_nobody_changes_a_sealed_file(self) -> None:
+        sealed = make_sealed_memfd("it", b"content")
+        self.addCleanup(os.close, sealed)
+        again = os.open(f"/proc/self/fd/{sealed}", os.O_RDWR)
+        self.addCleanup(os.close, again)
+        for size in (0, 100):
+            self.assertRaises(PermissionError, os.ftruncate, again, size)
+        self.assertRaises(PermissionError, os.write, again, b"x")
+        self.assertEqual(os.read(sealed, 100), b"content")
+
+    def test_file_that_cannot_be_written_is_closed(self) -> None:
+        def fail(*_: object) -> int:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        before = descriptors()
+        self.patch(os, "pwrite", fail)
+        self.assertRaises(OSError, make_sealed_memfd, "it", b"content")
+        self.assertEqual(descriptors(), before)
