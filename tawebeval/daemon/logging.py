@@ -194,12 +194,15 @@ def open_log(
 ) -> LogWriter | None:
     """Return the writer of the log to the file that the options of twistd name, or to stdout.
 
-    None without options, and with `--syslog` or `--logger`.
+    None without options, with `--syslog` or `--logger`, and for stdout of a background daemon,
+    which twistd refuses.
     """
     if options is None or options.get("logger") or options.get("syslog"):
         return None
     name = options.get("logfile") or ("-" if options["nodaemon"] else "twistd.log")
     if name == "-":
+        if not options["nodaemon"]:
+            return None
         return open_stream_log(settings, sys.stdout, environment)
     file = open(name, "a", encoding="utf-8")
     line = format_json if settings.format == "json" else format_text

@@ -252,6 +252,7 @@ class OptionTests(SynchronousTestCase):
     def test_other_observers_of_twistd_are_kept(self) -> None:
         self.assertIsNone(self.open(logger=object()))
         self.assertIsNone(self.open(syslog=True))
+        self.assertIsNone(self.open(nodaemon=False, logfile="-"))
         self.assertIsNone(open_log(LogSettings(), None, {}))
 
     def test_foreground_logs_to_stdout_unless_a_file_is_named(self) -> None:
