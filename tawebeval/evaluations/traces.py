@@ -42,7 +42,10 @@ class EvaluationTracer:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         class Identifiers(id_generator.RandomIdGenerator):
-            """Those of `chosen`, the span of an evaluation; otherwise random ones."""
+            """Those of `chosen`, the span of an evaluation; otherwise random ones.
+
+            By nothing else the SDK lets a caller choose the identifier of a new span.
+            """
 
             chosen: Any = None
 

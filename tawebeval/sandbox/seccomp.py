@@ -11,7 +11,8 @@ what the kernel counts for the whole machine or for the daemon's user, show what
 do, or take room on the disk that nothing counts. docs/security.md lists these budgets.
 
 The filters are for the machine's own architecture; a call of another one kills the process.
-libseccomp compiles them (seccomp_init(3)), called by ctypes.
+libseccomp compiles them (seccomp_init(3)), called by ctypes: of its bindings pyseccomp has had no
+release since 2021, and Debian's package is for the system's Python alone.
 """
 
 from __future__ import annotations
