@@ -34,7 +34,7 @@ _ABOUT = """\
 How fast the daemon is, compared with simple programs that do the same work.
 
 - `python -m benchmarks --write` writes this page, except the last section. Each module in
-  `benchmarks/rows/` says what it measures, and what its baseline is.
+  `benchmarks/rows/` says what it measures, its baseline, and what was tried without success.
 - Everything runs on one machine. Daemon and baseline alternate, and the ratio (ours to the
   baseline) is formed within each round, so other load hardly changes it.
 - Figures are medians of the rounds, with the least and the greatest in brackets. A target in

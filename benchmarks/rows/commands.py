@@ -3,6 +3,9 @@
 `tawebeval list` asks a daemon that knows no evaluation, `tawebeval try` runs `/bin/echo` in the
 sandbox. There is no baseline: most of it is Python's, which imports modules. What httpx imports
 where it is installed, and tawebeval does not depend on, is hidden from it.
+
+`tawebeval try` imports Twisted, a third of it TLS and asyncio, which its reactor imports whether
+they are used or not, and makes the classes of attrs.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 The client asks for each page as soon as it has the one before, and looks at its cursor only.
 Time runs from the first bytes that it receives to the last ones, and is told per byte of stdout.
+
+stdout goes through a file, so that a restart loses nothing: the kernel moves each byte into the
+file, and the daemon reads it from there. Then lines are found, encoded as JSON and kept.
 """
 
 from __future__ import annotations

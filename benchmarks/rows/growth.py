@@ -4,6 +4,10 @@ Memory is the slope between the two, so it tells what each takes; and so does th
 a start of the daemon with all of them, beside a start with none. A start of an evaluation is `POST
 /evaluate` to the first event of one more, without a sandbox, which would only add the same time to
 both. A list is the first page of all evaluations.
+
+Of 10,000 to be archived some 9,000 still waited: 55 ended a second, and 20 were archived. A list
+encoded all that waited, which took 58 ms. Since then the archive takes four at once, and a list
+encodes only what it shows.
 """
 
 from __future__ import annotations

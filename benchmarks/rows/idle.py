@@ -4,6 +4,9 @@ Of a fresh daemon in each round, without a sandbox: `sleep` in 250 and in 1,000 
 poll of 250 of them and of all. What each takes is the slope between the two, so what there is once
 does not count, nor what the first few make the allocator reserve. Not counted are the evaluators'
 processes, and what the kernel holds for sockets and pipes.
+
+By tracemalloc 11 KiB for each evaluation that runs are some 150 Python objects, none over 0.5 KiB.
+The rest is room between them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A line each 5 ms, one client, nothing else to do. The client's parsing is not part of it: the
 time is that at which the bytes were read.
+
+Between the evaluator and the daemon are the starter, which moves stdout into the file, and inotify,
+which reports it: one process and one wake-up more than in the raw forwarder.
 """
 
 from __future__ import annotations

@@ -5,6 +5,12 @@ tree, events or limits of all processes together.
 
 To build isolate: `make isolate` (libcap-dev, libseccomp-dev), and its configuration at the path
 that was built in (`make isolate default.cf CONFIG=PATH BOXDIR=DIRECTORY`).
+
+isolate is one program; bwrap, the first process and the shell are three, and each exec of a dynamic
+program takes 0.7 ms. In a run by the library bwrap takes some 60 %, the request's process 35 %.
+Tried and not kept: limits of that run by prlimit(2) from outside in place of prlimit(1), an exec
+less. But bwrap does not tell a program that is missing (127) or cannot be executed (126) from one
+that fails.
 """
 
 from __future__ import annotations

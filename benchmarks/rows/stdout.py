@@ -6,6 +6,9 @@ program, far slower, gets fewer bytes. Lines of 100 bytes have no row: they lie 
 Tried without success: reads of 32 or 128 KiB in place of 64 (256 KiB: twice the time for short
 lines); `in`, `re` or `translate` in place of `rfind` to find blank lines; `M_MMAP_THRESHOLD`
 without `M_TRIM_THRESHOLD`.
+
+Lines are found, encoded as JSON and kept. Lines of 10 bytes are two events for each 11 bytes, and
+events cost more than bytes.
 """
 
 from __future__ import annotations
