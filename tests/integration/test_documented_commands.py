@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 from twisted.internet.threads import deferToThread
-from twisted.trial.unittest import SkipTest, SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase
 
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.cgroups import DELEGATED
@@ -164,8 +164,6 @@ class CommandTests(SessionTestCase):
     """docs/cli.md, in a checkout of the evaluator that docs/evaluators.md pushes."""
 
     async def test_documented_commands_print_the_documented_lines(self) -> None:
-        if shutil.which("jq") is None:
-            raise SkipTest("this machine has no jq")
         self.write_programs(patient=True)
         (begin,) = (block.text for block in blocks(EVALUATORS) if "git init" in block.text)
         commands, _ = parse_session(begin)
