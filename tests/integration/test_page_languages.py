@@ -229,6 +229,18 @@ class LanguageTests(BrowserTestCase):
         await browser.open(f"{self.daemon.url}/")
         await browser.shows("#token-title", "A token is needed")
 
+    async def test_another_language_keeps_the_token_until_the_page_is_opened_anew(self) -> None:
+        browser = self.browser
+        await browser.open(f"{self.daemon.url}/")
+        await browser.write("#token", self.student_token)
+        await browser.click("#token-submit")
+        await browser.until("!document.querySelector('#forget').hidden")
+        await browser.script(CHOOSE, "#language", "it")
+        await browser.shows("#forget", "Dimentica il token")
+        self.assertIsNone(await browser.script("return history.state"))
+        await browser.script("location.reload()")
+        await browser.shows("#token-title", "Serve un token")
+
     async def accept_languages(self, languages: str) -> None:
         agent = await self.browser.script("return navigator.userAgent")
         options = {"userAgent": agent, "acceptLanguage": languages}

@@ -23,7 +23,8 @@ const LONGEST_DRAFT = 256 * 1024; // characters of JSON
 
 translateDocument();
 
-let token = memory.get("token") ?? "";
+let token = history.state?.token ?? memory.get("token") ?? "";
+history.replaceState(null, ""); // the token came from before a change of the language
 let hasBegun = false; // not on a shared page, which needs no token
 let choices = null; // what the token permits; null while the server has not said it
 let routed = ""; // the fragment that was shown last
@@ -418,6 +419,7 @@ setOptions(byId("language"), languages.map((each) => [each, nameLanguage(each)])
 byId("language").addEventListener("change", ({ target }) => {
   memory.set("language", target.value);
   memory.set("form", form.values);
+  history.replaceState({ token }, ""); // for the page that is loaded next, and for no other
   location.reload();
 });
 
