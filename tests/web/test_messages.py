@@ -44,7 +44,7 @@ class PageTexts(HTMLParser):
         given = dict(attributes)
         if tag not in ("meta", "link", "img", "input"):
             self._open.append((tag, tag in ("head", "title") or "translate" in given))
-        for name in ("aria-label", "placeholder", "title"):
+        for name in ("aria-label", "data-empty", "placeholder", "title"):
             self.found.add((given.get(name) or "").strip())
 
     def handle_endtag(self, tag: str) -> None:

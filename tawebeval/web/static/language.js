@@ -7,7 +7,7 @@
 import { memory } from "./memory.js";
 import { TABLES } from "./messages.js";
 
-const TRANSLATED = ["aria-label", "placeholder", "title"];
+const TRANSLATED = ["aria-label", "data-empty", "placeholder", "title"];
 
 const isSpoken = (tag) => Object.hasOwn(TABLES, baseOf(tag));
 const preferred = (globalThis.navigator?.languages ?? []).filter(isSpoken);

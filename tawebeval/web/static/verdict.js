@@ -1,6 +1,6 @@
 /** One verdict for an evaluation, its score and a summary in words, from its results. */
 
-import { formatNumber, say } from "./language.js";
+import { say } from "./language.js";
 import { numberOf } from "./values.js";
 
 const MOST_GOALS = 100; // which the daemon counts, too
@@ -123,7 +123,7 @@ export function summarize(results) {
   const counts = Object.entries(others).map(([name, count]) => [verdictWords(name), Number(count)]);
   const total = counts.reduce((sum, [, count]) => sum + count, Number(accepted));
   if (total > 0) {
-    const rest = counts.map(([words, count]) => `${formatNumber(count)} ${say(words)}`);
+    const rest = counts.map(([words, count]) => say("{count} {verdict}", { count, verdict: say(words) }));
     const why = rest.length > 0 ? ` (${rest.join(", ")})` : "";
     const values = { done: Number(accepted), n: total };
     said.push(say("{done} of {n} cases accepted", values) + why);
