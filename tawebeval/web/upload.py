@@ -80,6 +80,7 @@ _PARAMETER = re.compile(r'; *([A-Za-z0-9*-]+) *= *("[^"\\]*"|"(?:[^"\\]|\\.)*+"|
 _BROWSERS_DISPOSITION = re.compile(r'form-data; name="[^"]*"(?:; filename="[^"]*")?')
 _QUOTED = re.compile(rb'"[^"]*"')  # as browsers quote: names may have semicolons
 _IDENTITY_CODINGS = ("7bit", "8bit", "binary", "identity")
+_NOT_UTF8 = "the headers of a part must be UTF-8, with the names in them"
 
 
 class _FormParser(PushMultipartParser):  # type: ignore[misc]  # it has no types
@@ -555,10 +556,15 @@ def _read_disposition(part: MultipartSegment) -> tuple[str, str | None]:
 
 
 def _make_form_error(error: MultipartError) -> RequestError:
-    """Return the refusal of a malformed form."""
+    """Return the refusal of a malformed form, with the name of the field if it is known."""
     if isinstance(error, ParserLimitReached):
         most = f"the form has over {MAX_FIELDS} fields, or too long headers"
         return RequestTooLarge(f"{most}: {error}")
-    if isinstance(error.__context__, UnicodeDecodeError):
-        return MalformedRequest("malformed form: the headers of a part must be UTF-8")
-    return MalformedRequest(f"malformed form: {error}")
+    wrong = error.__context__
+    if not isinstance(wrong, UnicodeDecodeError):
+        return MalformedRequest(f"malformed form: {error}")
+    header = wrong.object.decode("utf-8", "replace")
+    name = parse_options_header(header.partition(":")[2])[1].get("name", "")
+    if not name or "\ufffd" in name:
+        return MalformedRequest(f"malformed form: {_NOT_UTF8}")
+    return InvalidField(FIELD_ALIASES.get(name, name)[:80], _NOT_UTF8)

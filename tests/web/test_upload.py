@@ -321,13 +321,22 @@ class MalformedTests(UploadTestCase):
             self.refuse(MalformedRequest, body)
 
     def test_part_headers_that_are_not_utf8_are_refused(self) -> None:
+        said = "the headers of a part must be UTF-8, with the names in them"
+        for header, field in (
+            (b'form-data; name="submission[a]"; filename="caf\xe9.py"', "submission[a]"),
+            (b'form-data; filename="caf\xe9.py"; name=oid', "commit_oid"),
+            (b'form-data; name="' + b"a" * 100 + b'"; x="\xe9"', "a" * 80),
+        ):
+            part = b"Content-Disposition: " + header + b"\r\n\r\nx"
+            error = self.refuse(InvalidField, form([part, *parts()]), field)
+            self.assertEqual(error.detail, f"{field}: {said}")
         for part in (
-            b'Content-Disposition: form-data; name="submission[a]"; filename="caf\xe9.py"\r\n\r\nx',
             b'Content-Disposition: form-data; name="\xe9"\r\n\r\nx',
+            b'Content-Disposition: form-data; name="submission[\xe9]"; filename="x"\r\n\r\nx',
             b"X-Caf\xe9: x\r\n" + parts()[1].encode(),
         ):
-            error = self.refuse(MalformedRequest, form([part, *parts()]))
-            self.assertIn("the headers of a part must be UTF-8", error.detail)
+            error = self.refuse(MalformedRequest, form([part]))
+            self.assertEqual(error.detail, f"malformed form: {said}")
 
     def test_form_longer_than_its_announced_length_is_refused(self) -> None:
         body = form(parts())
