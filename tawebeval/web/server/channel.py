@@ -423,6 +423,19 @@ class ApiChannel(HTTPChannel):
         if is_awaited and not request.startedWriting:  # or it is refused
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # type: ignore[union-attr]
 
+    def checkPersistence(  # noqa: N802  (Twisted's name)
+        self, request: Request, version: bytes
+    ) -> bool:
+        """Return whether the connection stays open after the response to `request`.
+
+        Twisted overlooks `close` before a comma, and in a second line (RFC 9112, section 9.6).
+        """
+        values = request.requestHeaders.getRawHeaders(b"Connection", ())
+        if values and b"close" in map(bytes.strip, b",".join(values).lower().split(b",")):
+            request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
+            return False
+        return version == b"HTTP/1.1"
+
     def count_body(self, size: int) -> None:
         """Count received bytes of the body, without its chunked framing."""
         self._body_size += size

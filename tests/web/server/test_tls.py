@@ -1,14 +1,19 @@
-"""`web.server` over TLS, which gathers what is written until the next turn of the reactor."""
+"""`web.server` over TLS, which gathers what is written until the next turn of the reactor.
+
+And over the PROXY protocol, which does not.
+"""
 
 from __future__ import annotations
 
 import socket
 import ssl
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as installed
+from twisted.internet.endpoints import serverFromString
 from twisted.internet.ssl import DefaultOpenSSLContextFactory
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
@@ -100,3 +105,23 @@ class TlsTests(TestCase):
     async def test_close_of_a_websocket_is_answered(self) -> None:
         read = await deferToThread(self.send, HANDSHAKE, PING, CLOSE)
         self.assertEqual(read.partition(b"\r\n\r\n")[2], PONG + CLOSED)
+
+
+class ProxyProtocolTests(TestCase):
+    async def test_refused_client_may_go_on_sending(self) -> None:
+        endpoint = serverFromString(reactor, "haproxy:tcp:0:interface=127.0.0.1")
+        listening = await endpoint.listen(make_site())
+        self.addCleanup(listening.stopListening)
+
+        def send() -> bytes:
+            with socket.create_connection(("127.0.0.1", listening.getHost().port), PATIENCE) as to:
+                to.sendall(b"PROXY TCP4 192.0.2.1 127.0.0.1 1 80\r\nmalformed\r\n\r\n")
+                read = b""
+                while some := to.recv(2**16):
+                    read += some
+                for _ in range(20):  # a connection whose both halves are closed would be reset
+                    to.sendall(b"x")
+                    time.sleep(0.005)
+                return read
+
+        self.assertEqual((await deferToThread(send))[:12], b"HTTP/1.1 400")
