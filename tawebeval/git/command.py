@@ -118,8 +118,9 @@ _EXPLANATIONS = {
         "the git server cannot answer now (HTTP status {}); try again later"
     ),
     r"returned error: 30[12378](?!\d)": (
-        "the repository has moved, and redirects are not followed; use its new URL, which `git"
-        " ls-remote URL` prints"
+        "the repository has moved, or needs credentials: the git server redirects, and redirects"
+        " are not followed; use the new URL, which `git ls-remote URL` prints, or ask the operator"
+        " (repositories.credentials)"
     ),
     "dumb http transport|not valid: is this a git|invalid server response|bad line length": (
         "repository[url] leads to a web page or a server of plain files, not to a git server; use"
