@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import resource
@@ -95,6 +96,12 @@ class MakeServiceTests(SynchronousTestCase):
         os.chdir("/")
         (problem,) = reloader.reload_files()[0]
         self.assertTrue(problem.startswith(f"{absolute}: polls.wait: "), problem)
+
+    def test_cgroups_are_removed_after_a_failed_start(self) -> None:
+        registered: list[Any] = []
+        self.patch(atexit, "register", lambda *call: registered.append(call))
+        self.fail_to_make("-l", "nonsense:1")
+        self.assertIn((NO_CGROUPS.remove_all_cgroups,), registered)
 
     def test_errors_at_the_start_are_messages_with_a_bad_status(self) -> None:
         self.root.mkdir()
