@@ -242,6 +242,17 @@ class PackagingTests(SynchronousTestCase):
         client = ("--editable", self.checkout / "tawebeval_client")
         self.check_installed(*client, "--editable", self.checkout, at=self.checkout)
 
+    def test_wheel_has_no_modules_of_an_earlier_build_in_the_checkout(self) -> None:
+        folder = self.checkout.with_name(self._testMethodName)
+        copy_checkout(folder)
+        removed = folder / "build" / "lib" / "tawebeval" / "removed.py"
+        removed.parent.mkdir(parents=True)
+        removed.touch()
+        options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+        run(sys.executable, "-m", "pip", "wheel", *options, ".", cwd=folder)
+        (wheel,) = folder.glob("*.whl")
+        self.assertNotIn("tawebeval/removed.py", self.names(wheel))
+
     def test_wheels_have_their_package_and_nothing_else(self) -> None:
         package = self.checkout / "tawebeval_client"
         modules = {f"tawebeval_client/{path.name}" for path in package.glob("*.py")}
