@@ -454,6 +454,7 @@ def _then_wait(
     operation.__doc__ = f"Begin as `{begin.__name__}`, and `wait`: return how it has ended."
     signature = inspect.signature(begin).replace(return_annotation=Outcome)
     operation.__signature__ = signature  # type: ignore[attr-defined]
+    operation.__name__ = operation.__qualname__ = begin.__name__.replace("evaluate", "run")
     return operation
 
 

@@ -20,6 +20,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LongPollSettings, ProblemSettings
 from tawebeval_client import (
+    AsyncClient,
+    Client,
     ClientError,
     Data,
     EvaluationGone,
@@ -433,6 +435,11 @@ class StepTests(SynchronousTestCase):
             self.assertTrue(result.is_refused_connection)
             sent = [step for step in steps if isinstance(step, HttpRequest)]
             self.assertEqual(len(sent), attempts)
+
+    def test_methods_have_their_names_in_help_and_tracebacks(self) -> None:
+        for kind in (Client, AsyncClient):
+            for name in ("run", "run_problem", "evaluate", "events", "standings"):
+                self.assertEqual(getattr(kind, name).__name__, name)
 
     def test_run_returns_the_verdict_of_an_evaluation_in_one_call(self) -> None:
         case = '{"type":"data","payload":{"type":"case","case":"1","verdict":"%s"}}'
