@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 from twisted.internet import reactor
@@ -56,8 +55,8 @@ def install_package(folder: Path) -> Path:
     """Build the package of npm, and unpack it where programs in the folder find it."""
     subprocess.run([sys.executable, ROOT / "scripts" / "npm_package", folder], check=True)
     (package,) = folder.glob("*.tgz")
-    with tarfile.open(package) as file:
-        file.extractall(folder / "node_modules", filter="data")
+    (folder / "node_modules").mkdir()
+    subprocess.run(["tar", "-xf", package, "-C", folder / "node_modules"], check=True)
     return (folder / "node_modules" / "package").rename(folder / "node_modules/tawebeval-client")
 
 
