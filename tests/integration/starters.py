@@ -10,11 +10,13 @@ from typing import Any
 
 from tawebeval.daemon.startup import STARTER_SOCKET_VARIABLE
 from tests.cases.patience import PATIENCE
+from tests.integration.client import Client
 from tests.integration.harness import (
     COMMAND,
     CONFIGURATION,
     Daemon,
     DaemonTestCase,
+    RepositoryTestCase,
     until,
 )
 from tests.integration.unprivileged import temporary_folder
@@ -74,6 +76,17 @@ class KeptDaemon(Daemon):
         if self._starter is not None and self._starter.poll() is None:
             self._starter.terminate()
             self._starter.wait(PATIENCE)
+
+
+async def start_kept(case: RepositoryTestCase, daemon: KeptDaemon) -> None:
+    """Start a daemon and its starter for one test, and a client of the daemon."""
+    case.daemon = daemon
+    case.addCleanup(daemon.remove)
+    await daemon.start_starter()
+    daemon.start()
+    await daemon.ready()
+    case.client = Client(daemon.url)
+    case.addCleanup(case.client.close)
 
 
 class KeptDaemonTestCase(DaemonTestCase):

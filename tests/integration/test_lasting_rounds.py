@@ -38,7 +38,7 @@ from tests.integration.resuming_readers import (
     ResumingReader,
     insist_on_answer,
 )
-from tests.integration.starters import KeptDaemon
+from tests.integration.starters import KeptDaemon, start_kept
 
 KIB, MIB = 2**10, 2**20
 
@@ -269,13 +269,7 @@ class RoundsCase(RepositoryTestCase):
 
     async def setUp(self) -> None:
         await super().setUp()
-        self.daemon = KeptDaemon(self.configure())
-        self.addCleanup(self.daemon.remove)
-        await self.daemon.start_starter()
-        self.daemon.start()
-        await self.daemon.ready()
-        self.client = Client(self.daemon.url)
-        self.addCleanup(self.client.close)
+        await start_kept(self, KeptDaemon(self.configure()))
         self.server = SlowServer(self.folder)
         self.addCleanup(self.server.stop)
         self.receiver = Receiver(*[500] * 8, 200)

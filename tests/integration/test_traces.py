@@ -11,10 +11,9 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tawebeval.sandbox.workspace import derive_directory_name
-from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, RepositoryTestCase, until
 from tests.integration.receivers import Receiver
-from tests.integration.starters import KeptDaemon
+from tests.integration.starters import KeptDaemon, start_kept
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -43,15 +42,6 @@ def decode_reports(receiver: Receiver) -> list[dict[str, Any]]:
 class ReceiverTests(RepositoryTestCase):
     daemon: KeptDaemon
 
-    async def start(self, configuration: str = CONFIGURATION, **environment: str) -> None:
-        self.daemon = KeptDaemon(configuration, **environment)
-        self.addCleanup(self.daemon.remove)
-        await self.daemon.start_starter()
-        self.daemon.start()
-        await self.daemon.ready()
-        self.client = Client(self.daemon.url)
-        self.addCleanup(self.client.close)
-
     def receive(self, status: int) -> Receiver:
         receiver = Receiver(status)
         self.addCleanup(receiver.stop)
@@ -61,9 +51,8 @@ class ReceiverTests(RepositoryTestCase):
         collector, hook = self.receive(200), self.receive(204)
         url = f"http://127.0.0.1:{collector.port}"
         configuration = f"{CONFIGURATION}\n{self.configure_callbacks()}"
-        await self.start(
-            configuration, OTEL_EXPORTER_OTLP_ENDPOINT=url, OTEL_BSP_SCHEDULE_DELAY="50"
-        )
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        await start_kept(self, KeptDaemon(configuration, **variables))
         identifier = await self.begin_and_wait(
             "echo ready; sleep 600", headers={"traceparent": PARENT}, callback_url=hook.url
         )
@@ -84,7 +73,8 @@ class ReceiverTests(RepositoryTestCase):
 
     async def test_errors_reach_sentry_without_identifiers(self) -> None:
         sentry = self.receive(200)
-        await self.start(SENTRY_DSN=f"http://public@127.0.0.1:{sentry.port}/1")
+        dsn = f"http://public@127.0.0.1:{sentry.port}/1"
+        await start_kept(self, KeptDaemon(SENTRY_DSN=dsn))
         identifier = await self.begin_and_wait("echo ready; sleep 600")
         await self.daemon.end()
         # An error that the log has, with a path in it.
