@@ -6,6 +6,7 @@ import argparse
 import resource
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 
 from benchmarks import disk, machine, report
@@ -58,6 +59,9 @@ def _measure(names: Iterable[str], rounds: int) -> report.Results:
             results[name] = BENCHMARKS[name](rounds)
         except CannotRun as error:
             results[name] = [NotMeasured(name, str(error))]
+        except Exception as error:  # noqa: BLE001  (the others took half an hour)
+            traceback.print_exc()
+            results[name] = [NotMeasured(name, f"defect: {error!r}")]
         print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
     return results
 

@@ -10,6 +10,7 @@ is that of a commit which neither cache has.
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,15 +100,14 @@ class _Cache:
         for pack in packs:
             shutil.copy(pack, self._repository / "objects" / "pack")
         # The trees differ in one file of a fixed size.
-        words = (self._markers / self._known).read_text().split(" ")
+        marker = json.loads((self._markers / self._known).read_bytes())
         root = self._repository.parent
-        (known,) = root.glob(f"{self._repository.stem}-{words[1]}-*.tree")
+        (known,) = root.glob(f"{self._repository.stem}-{marker['tree_oid']}-*.tree")
         for number, commit in enumerate(commits):
             oid, tree = commit.split()
-            words[1], before = tree, words[1]
-            (self._markers / oid).write_text(" ".join(words))
-            words[1] = before
-            checkout = root / known.name.replace(before, tree)
+            changed = {**marker, "oid": oid, "tree_oid": tree}
+            (self._markers / oid).write_text(json.dumps(changed))
+            checkout = root / known.name.replace(marker["tree_oid"], tree)
             if number < trees and checkout != known:
                 shutil.copytree(known, checkout)
         give(root)
