@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import glob
 from pathlib import Path
 from typing import IO, Any
@@ -94,10 +94,7 @@ class Server:
 
     def processor_time(self) -> float:
         """Return the seconds of processor time that it has used, all threads together."""
-        return sum(
-            int(Path(path).read_text().split()[0]) / 1e9
-            for path in glob(f"/proc/{self.pid}/task/*/schedstat")
-        )
+        return sum(int(text.split()[0]) / 1e9 for text in self._read_threads("schedstat"))
 
     def descendants_time(self) -> float:
         """Return the seconds of processor time of all processes that it has waited for.
@@ -115,8 +112,13 @@ class Server:
 
     def children(self) -> list[int]:
         """Return the processes that it has started and has not waited for."""
-        tasks = glob(f"/proc/{self.pid}/task/*/children")
-        return [int(pid) for path in tasks for pid in Path(path).read_text().split()]
+        return [int(pid) for text in self._read_threads("children") for pid in text.split()]
+
+    def _read_threads(self, name: str) -> Iterator[str]:
+        """Yield a file of each thread, but of those that end meanwhile."""
+        for path in glob(f"/proc/{self.pid}/task/*/{name}"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                yield Path(path).read_text()
 
 
 def wait_for(process: subprocess.Popen[bytes], port: int, name: str, *logs: Path) -> None:
