@@ -22,6 +22,7 @@ from msgspec import Meta, Struct, structs
 from tawebeval.core.evaluations import DAEMON_NAME_PATTERN as DAEMON_NAME
 from tawebeval.core.form import (
     DEFAULT_ENVIRONMENT_NAME,
+    FIELD_NAME_PATTERN,
     LIMIT_UNITS,
     OWN_INPUT_FIELD,
     ChosenLimits,
@@ -33,9 +34,8 @@ from tawebeval.core.form import (
     parse_size,
 )
 from tawebeval.core.hosts import UNIX_SOCKET_KEYWORD, TrustedProxies, parse_server_address
-from tawebeval.core.names import FIELD_NAME_PATTERN, PROBLEM_NAME_PATTERN
 from tawebeval.core.segi import is_reserved_variable
-from tawebeval.core.tokens import CALLER_NAME_PATTERN
+from tawebeval.core.tokens import CALLER_NAME_PATTERN, PROBLEM_NAME_PATTERN
 from tawebeval.errors import ConfigurationError, InvalidField, ProblemClosed, format_size
 
 KIB = 1024

@@ -37,8 +37,14 @@ from tawebeval.cli.options import (
 from tawebeval.cli.output import OutputError
 from tawebeval.cli.runtime import CommandContext, make_screen
 from tawebeval.cli.servers import add_server_options
-from tawebeval.core.form import LIMIT_UNITS, MAX_CLONE_DEPTH, MAX_SEED, draw_seed
-from tawebeval.core.names import FIELD_NAME_PATTERN, get_base_name
+from tawebeval.core.form import (
+    FIELD_NAME_PATTERN,
+    LIMIT_UNITS,
+    MAX_CLONE_DEPTH,
+    MAX_SEED,
+    draw_seed,
+    get_base_name,
+)
 from tawebeval_client import ClientError
 from tawebeval_client.http import check_encodable
 

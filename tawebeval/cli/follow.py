@@ -25,7 +25,6 @@ from tawebeval.cli.runtime import (
     Interrupted,
 )
 from tawebeval.cli.servers import add_server_options
-from tawebeval.core.names import get_base_name
 from tawebeval.linux.privileges import get_user_name
 from tawebeval_client import (
     ClientError,
@@ -59,6 +58,8 @@ class DownloadDirectory:
         A further file of the same name gets a number: `a-2.txt`. A file or a symbolic link that
         was there before is replaced. Raises ValueError for an invalid name, OSError.
         """
+        from tawebeval.core.form import get_base_name  # late: it takes 10 ms
+
         name = self._free_name(get_base_name(filename))
         target = self.path / name
         self.path.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ from tawebeval.core.events import (
     encode_text_events,
     has_blank_line,
 )
-from tawebeval.core.names import decode_extended_filename, get_base_name
+from tawebeval.core.form import decode_extended_filename, get_base_name
 from tawebeval.errors import format_size
 from tawebeval_client.results import (
     MAX_RESULT_BYTES,

@@ -25,7 +25,6 @@ from typing import Any
 
 import attrs
 
-from tawebeval.core.names import PROBLEM_NAME_PATTERN
 from tawebeval.errors import ConfigurationError, Unauthorized
 
 ANONYMOUS_CALLER = ""
@@ -38,6 +37,7 @@ MAX_SUPERVISED_CALLERS = 1000
 
 _PREFIX = "tawebeval_"  # shows the purpose of a token that somebody finds
 CALLER_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+PROBLEM_NAME_PATTERN = r"[a-z0-9][a-z0-9_.-]{0,63}"
 _NAME = CALLER_NAME_PATTERN.pattern  # also of a group
 _LINE = re.compile(
     rf"(?P<caller>{_NAME})[ \t]+sha256:(?P<digest>[0-9A-Fa-f]{{64}})"

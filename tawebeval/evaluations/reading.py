@@ -47,8 +47,12 @@ from tawebeval.core.events import (
     parse_cursor,
     resolve_cursor,
 )
-from tawebeval.core.form import LABEL_FIELD_PATTERN, LIMIT_UNITS, format_label_name_error
-from tawebeval.core.names import PROBLEM_NAME_PATTERN
+from tawebeval.core.form import (
+    LABEL_FIELD_PATTERN,
+    LIMIT_UNITS,
+    format_label_name_error,
+)
+from tawebeval.core.tokens import PROBLEM_NAME_PATTERN
 from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, ServerStopping
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents

@@ -36,11 +36,11 @@ from tawebeval.core.form import (
     FormPreset,
     SubmissionFile,
     build_form_fields,
+    decode_extended_filename,
     find_field_size_limit,
     parse_form,
     parse_submission_file,
 )
-from tawebeval.core.names import decode_extended_filename
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import (
     AccessDenied,
