@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -21,7 +20,6 @@ from urllib.parse import unquote_to_bytes, urlencode
 import attrs
 import orjson
 from klein import Klein
-from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -32,20 +30,17 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from tawebeval import __version__
 from tawebeval.config import Configuration
-from tawebeval.core.evaluations import IDENTIFIER_PATTERN, SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.core.tokens import ANONYMOUS_CALLER, ANONYMOUS_TOKEN
 from tawebeval.errors import (
     AccessDenied,
     EvaluationExpired,
     InvalidField,
-    RequestError,
     ServerNotReady,
 )
 from tawebeval.evaluations.reading import is_filter_parameter
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
-from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import (
     EVALUATE_PROBLEM_ROUTE,
     EVENTS_ROUTE,
@@ -71,11 +66,13 @@ from tawebeval.web.auth import (
 from tawebeval.web.bundle import bundle_page, find_version
 from tawebeval.web.events import parse_event_query, send_events, send_page
 from tawebeval.web.lists import EvaluationLists, list_problems
-from tawebeval.web.server import messages
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     JSON_MEDIA_TYPE,
+    UNKNOWN_ROUTE,
+    RequestLog,
     collapse_slashes,
+    decode_path,
     get_header_elements,
     get_header_values,
     get_query_argument,
@@ -91,72 +88,12 @@ from tawebeval.web.upload import FormReceiver, FormReceiverFactory
 
 log = Logger()
 
-UNKNOWN_ROUTE = "other"
-"""Route or method of a request that has none of the API's: clients can send any number of others.
-"""
-
 MAX_METRICS_AGE = 1.0
 """Seconds for which metrics are not collected again: with many evaluations that takes some ms."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-_IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 _EVENTS_PATH = re.compile(rb"/evaluation/([A-Za-z0-9-]+)/events")
 _LANGUAGE = re.compile("[a-z]{2,3}(?![a-z])")
-_MAX_LOGGED_PATH = 200  # characters
-
-
-@attrs.define(eq=False)
-class RequestLog:
-    """Counts responses and their durations; logs each response if `is_enabled`.
-
-    `response_counts` counts by method, route and status; `response_durations` has the durations by
-    route. A response that waits for events or for the end of an evaluation counts without a
-    duration.
-    """
-
-    is_enabled: bool = False
-    response_counts: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
-    response_durations: defaultdict[str, Histogram] = attrs.field(
-        factory=lambda: defaultdict(lambda: Histogram(SHORT_DURATION_BOUNDS))
-    )
-
-    def count_response(self, method: str, route: str, status: int, seconds: float | None) -> None:
-        """Count a response; `seconds` is None if it waited for an evaluation."""
-        # HTTPStatus is equal, and hashes otherwise.
-        self.response_counts[method, route, int(status)] += 1
-        if seconds is not None:
-            self.response_durations[route].record_value(seconds)
-
-    def write_line(
-        self,
-        client: str,
-        method: str,
-        path: str,
-        status: int,
-        caller: str = "",
-        size: int = 0,
-        seconds: float = 0.0,
-    ) -> None:
-        """Write the line of a response of `size` bytes that took `seconds` seconds.
-
-        The path has no query. Identifiers in it are replaced by their log names.
-        """
-        path = _IDENTIFIER.sub(lambda found: derive_log_pseudonym(found[0]), path)
-        log.info(
-            "{client} {caller!r} {method} {path} {status} {size} {took:.6f}",
-            client=client or "-",
-            caller=caller,
-            method=method,
-            path=path[:_MAX_LOGGED_PATH],
-            status=status,
-            size=size,
-            took=seconds,
-        )
-
-
-def decode_path(path: bytes) -> str:
-    """Return a path decoded, as the routes are written."""
-    return unquote_to_bytes(path).decode("utf-8", "replace")
 
 
 @attrs.define
@@ -504,7 +441,16 @@ def make_app(context: WebContext) -> Klein:
     @app.handle_errors(Exception)
     def failed(request: Any, failure: Failure) -> bytes | None:
         """Answer a request error; log a defect."""
-        return _make_problem(request, failure)
+        error = failure.value
+        if isinstance(error, NotFound) and error.description == NotFound.description:
+            path = decode_path(request.path)
+            error.description = f"no resource at {path!r:.200}; GET /openapi.json lists all paths"
+        elif isinstance(error, MethodNotAllowed):
+            allowed = ", ".join(sorted(error.valid_methods or ()))
+            method = request.method.decode("latin-1")
+            error.description = f"method {method!r:.40} is not allowed here; allowed: {allowed}"
+        body: bytes | None = request.prepare_problem(failure)
+        return body
 
     return app
 
@@ -533,23 +479,8 @@ class KleinApplication(Resource):
             return self._klein.render(request)
         request.route = request.method.decode(), EVENTS_ROUTE
         registry, turns = self.context.registry, self.context.stream_turns
-        try:
-            answer = send_events(registry, turns, request, found[1].decode())
-        except Exception:  # noqa: BLE001  (silence is no answer)
-            _finish(request, _make_problem(request, Failure()))
-            return NOT_DONE_YET
-        if isinstance(answer, bytes):
-            _finish(request, answer)
-            return NOT_DONE_YET
-        waiting = Deferred.fromCoroutine(_finish_later(request, answer))
-        if not waiting.called:
-            request.notifyFinish().addErrback(lambda _: waiting.cancel())
+        request.answer(send_events(registry, turns, request, found[1].decode()))
         return NOT_DONE_YET
-
-    @property
-    def origins(self) -> Collection[str]:
-        """The origins whose pages may read responses."""
-        return self.context.configuration.callers.origins
 
     def identify_caller(self, request: ApiRequest) -> str:
         """Return the name of the caller; ANONYMOUS_CALLER for open paths.
@@ -619,6 +550,7 @@ class KleinApplication(Resource):
         caller = self.context.links.add_reader(
             request, parameters["identifier"], link, request.channel.forceAbortClient
         )
+        request.notifyFinish().addBoth(lambda _: self.context.links.remove_reader(request))
         request.uses_link = request.is_read_only = True
         return caller
 
@@ -641,64 +573,6 @@ class KleinApplication(Resource):
     def check_not_stopping(self) -> None:
         """Raise ServerStopping once the registry is closed."""
         self.context.registry.check_not_stopping()
-
-    def record_response(self, request: ApiRequest, status: int, seconds: float) -> None:
-        """Count a response by its route; log it if the access log is enabled."""
-        request_log = self.context.request_log
-        if request.uses_link:
-            self.context.links.remove_reader(request)
-        known = request.route or self.match_route(request.method, request.path)
-        method, route = known[:2]
-        request_log.count_response(
-            method, route, status, None if request.waits_for_evaluation else seconds
-        )
-        if request_log.is_enabled:
-            path, client = decode_path(request.path), request.client_address
-            caller = request.caller
-            if request.uses_link:
-                caller = f"link of {caller}"
-            elif request.token.caller != caller:
-                caller = f"{request.token.caller} for {caller}"
-            size = request.sentLength
-            request_log.write_line(client, method, path, status, caller, size, seconds)
-
-    def record_refusal(self, status: int, address: str) -> None:
-        """Count the refusal of a connection or of a malformed request."""
-        request_log = self.context.request_log
-        request_log.count_response(UNKNOWN_ROUTE, UNKNOWN_ROUTE, status, None)
-        if request_log.is_enabled:
-            request_log.write_line(address, UNKNOWN_ROUTE, "-", status)
-
-
-def _make_problem(request: ApiRequest, failure: Failure) -> bytes | None:
-    """Set the response to an exception, and return its body; None if the client has gone."""
-    error = failure.value
-    if isinstance(error, CancelledError):
-        return None
-    if isinstance(error, NotFound) and error.description == NotFound.description:
-        path = decode_path(request.path)
-        error.description = f"no resource at {path!r:.200}; GET /openapi.json lists all paths"
-    elif isinstance(error, MethodNotAllowed):
-        allowed = ", ".join(sorted(error.valid_methods or ()))
-        method = request.method.decode("latin-1")
-        error.description = f"method {method!r:.40} is not allowed here; allowed: {allowed}"
-    elif not isinstance(error, RequestError | HTTPException):
-        log.failure("defect: a request failed", failure)
-    return messages.prepare_error_response(request, error)
-
-
-async def _finish_later(request: ApiRequest, answer: Coroutine[Any, Any, bytes]) -> None:
-    try:
-        body: bytes | None = await answer
-    except Exception:  # noqa: BLE001  (silence is no answer)
-        body = _make_problem(request, Failure())
-    _finish(request, body)
-
-
-def _finish(request: ApiRequest, body: bytes | None) -> None:
-    if body is not None:
-        request.write(body)
-        request.finish()
 
 
 def add_legacy_routes(app: Klein, context: WebContext) -> None:

@@ -11,8 +11,8 @@ from tawebeval.core.events import EventPage
 from tawebeval.evaluations.reading import EventRequests
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import EVENTS_ROUTE
-from tawebeval.web.routes import UNKNOWN_ROUTE
 from tawebeval.web.server.channel import CLIENT_GONE_STATUS
+from tawebeval.web.server.messages import UNKNOWN_ROUTE
 from tests.cases.settings import with_constants
 from tests.cases.web import WebTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts

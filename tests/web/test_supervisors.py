@@ -130,7 +130,7 @@ class AccessTests(SupervisorTestCase):
         log = self.service.context.request_log
         log.is_enabled = True
         lines: list[str] = []
-        self.patch(type(log), "write_line", lambda _, *line: lines.append(line[4]))
+        self.patch(type(log), "_write_line", lambda _, *line: lines.append(line[4]))
         place = f"/evaluation/{self.begin('ann')}"
         self.call("GET", place, 200, "teacher")
         self.call("GET", place, 200, "ann")

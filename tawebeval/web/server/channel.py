@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from enum import Enum
 from http import HTTPStatus
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import attrs
 from twisted.internet.address import UNIXAddress
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import (
     IAddress,
     IDelayedCall,
@@ -44,7 +44,7 @@ from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException
 from wsproto.utilities import LocalProtocolError
 
-from tawebeval.config import HttpSettings
+from tawebeval.config import Configuration
 from tawebeval.core.hosts import (
     CLIENT_HEADER,
     TrustedProxies,
@@ -70,6 +70,7 @@ from tawebeval.web.server.messages import (
     ERROR_STATUSES,
     MAX_PATH_BYTES,
     PREFLIGHT_HEADERS,
+    RequestLog,
     check_hosts,
     check_method_and_path,
     encode_head,
@@ -92,10 +93,6 @@ DRAIN_TIMEOUT = 5.0
 class Application(Protocol):
     """The API, which is the root resource, too. It refuses an `ApiRequest` by RequestError."""
 
-    @property
-    def origins(self) -> Collection[str]:
-        """Origins whose pages may read responses; `*` = any."""
-
     def identify_caller(self, request: Any) -> str:
         """Return the caller of a request, and count the request."""
 
@@ -109,14 +106,17 @@ class Application(Protocol):
     def check_not_stopping(self) -> None:
         """Raise ServerStopping if the daemon accepts no more forms."""
 
-    def record_response(self, request: Any, status: int, seconds: float) -> None:
-        """Count and log a request; `status` may be GONE, `seconds` is its duration."""
-
-    def record_refusal(self, status: int, address: str) -> None:
-        """Count and log the refusal of a connection or of a malformed request."""
+    def match_route(self, method: bytes, path: bytes) -> tuple[str, str, Any]:
+        """Return the names of method and route by which a request is counted, and parameters."""
 
     def render(self, request: Any) -> Any:
         """Answer a request."""
+
+
+class ConfigurationOwner(Protocol):
+    """Owner of the configuration, which a reload replaces."""
+
+    configuration: Configuration
 
 
 class ConnectionPhase(Enum):
@@ -527,7 +527,7 @@ class ApiChannel(HTTPChannel):
             self.persistent = False
             if not request.responseHeaders.hasHeader(b"Connection"):
                 request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
-        return encode_head(request, request.encoded_headers, self.site.application.origins)
+        return encode_head(request, request.encoded_headers, self.site.origins)
 
     def pauseProducing(self) -> None:
         """Set the deadline for the client: the transport's buffer is full."""
@@ -671,9 +671,9 @@ class ApiChannel(HTTPChannel):
         if any(request.startedWriting for request in self.requests):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
-        application = self.site.application
-        application.record_refusal(ERROR_STATUSES[type(error)].value, self.peer_address)
-        self.write(encode_refusal(application.origins, error))
+        status = ERROR_STATUSES[type(error)].value
+        self.site.request_log.record_refusal(status, self.peer_address)
+        self.write(encode_refusal(self.site.origins, error))
         self._close_write_side()
 
 
@@ -835,13 +835,39 @@ class ApiRequest(Request):
             except Exception:  # noqa: BLE001  (silence is no answer)
                 self.processingFailed(Failure())
 
+    def answer(self, body: bytes | Coroutine[Any, Any, bytes]) -> None:
+        """Send a response of this body, of a coroutine when it returns the body.
+
+        A client that leaves cancels the coroutine.
+        """
+        if isinstance(body, bytes):
+            self._send_body(body)
+            return
+        waiting = Deferred.fromCoroutine(body)
+        waiting.addErrback(self.prepare_problem).addCallback(self._send_body)
+        if not waiting.called:
+            self.notifyFinish().addErrback(lambda _: waiting.cancel())
+
+    def _send_body(self, body: bytes | None) -> None:
+        if body is not None:
+            self.write(body)
+            self.finish()
+
+    def prepare_problem(self, failure: Failure) -> bytes | None:
+        """Set the response to an exception, and return its body; None if the client has gone.
+
+        A response that has begun can only end.
+        """
+        error = failure.value
+        if isinstance(error, CancelledError):
+            return None
+        if not isinstance(error, RequestError | HTTPException):
+            log.failure("defect: a request failed", failure)
+        return b"" if self.startedWriting else messages.prepare_error_response(self, error)
+
     def processingFailed(self, reason: Failure) -> Failure:
         """Answer an exception that no route handles: a malformed host, or a defect."""
-        if not isinstance(reason.value, HTTPException):
-            log.failure("defect: a request failed", reason)
-        if not self.startedWriting:
-            self.write(messages.prepare_error_response(self, reason.value))
-        self.finish()
+        self._send_body(self.prepare_problem(reason))
         return reason
 
     def write(self, data: bytes) -> None:
@@ -866,7 +892,8 @@ class ApiRequest(Request):
         self._address_group = ""
         if self._started_at is not None:
             took = site.clock.seconds() - self._started_at
-            site.application.record_response(self, status, took)
+            known = self.route or site.application.match_route(self.method, self.path)
+            site.request_log.record_response(self, known[0], known[1], status, took)
 
     def connectionLost(self, reason: Failure) -> None:
         """Release the request: the client has disconnected."""
@@ -904,7 +931,13 @@ class ApiSite(Site):
     connection_count = 0
     is_draining = False
 
-    def __init__(self, application: Application, settings: HttpSettings, reactor: Any) -> None:
+    def __init__(
+        self,
+        application: Application,
+        owner: ConfigurationOwner,
+        request_log: RequestLog,
+        reactor: Any,
+    ) -> None:
         super().__init__(
             application,
             requestFactory=ApiRequest,
@@ -913,7 +946,9 @@ class ApiSite(Site):
             parsePOSTFormSubmission=False,
         )
         self.application = application
-        self.settings = settings
+        self.request_log = request_log
+        self._owner = owner
+        self.settings = settings = owner.configuration.http
         self.clock = reactor
         self.base_path = settings.base_path.encode()
         self.proxies = TrustedProxies.parse(settings.trusted_proxies)
@@ -922,7 +957,7 @@ class ApiSite(Site):
         self._removed = Condition()
 
     def log(self, request: object) -> None:
-        """Do nothing: `Application.record_response` logs requests."""
+        """Do nothing: `request_log` logs requests."""
 
     def acceptableProtocols(self) -> list[bytes]:
         """Return the protocols that TLS may negotiate."""
@@ -936,6 +971,11 @@ class ApiSite(Site):
         except ValueError:
             return host, self.proxies.trusts_unix_sockets and isinstance(address, UNIXAddress)
         return host, self.proxies.is_trusted(host)
+
+    @property
+    def origins(self) -> Collection[str]:
+        """Origins whose pages may read responses; `*` = any."""
+        return self._owner.configuration.callers.origins
 
     @property
     def refused_count(self) -> int:

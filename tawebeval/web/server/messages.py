@@ -1,4 +1,4 @@
-"""HTTP messages: headers, targets and queries of requests; headers and bodies of responses.
+"""HTTP messages: headers, targets and queries of requests; heads, bodies and log of responses.
 
 Clients without a token choose every byte of a header, and the reactor waits for the parser. So all
 code reads headers by `get_header_values` and the functions over it: a header has at most
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes as unquote
 
+import attrs
 import orjson
 from twisted.logger import Logger
 from twisted.web.http import Request, datetimeToString, parse_qs
@@ -26,6 +28,7 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException
 
 from tawebeval import __version__, errors
+from tawebeval.core.evaluations import IDENTIFIER_PATTERN, SHORT_DURATION_BOUNDS, Histogram
 from tawebeval.errors import (
     HeaderTooLarge,
     MalformedRequest,
@@ -33,6 +36,7 @@ from tawebeval.errors import (
     UnknownMethod,
     format_size,
 )
+from tawebeval.sandbox.workspace import derive_log_pseudonym
 
 MAX_HEADER_BYTES = 1024
 """Maximum of bytes of a header that the daemon reads, in all its lines together."""
@@ -167,6 +171,11 @@ def split_target(target: bytes, base_path: bytes) -> tuple[bytes, bytes]:
     path, _, query = target.partition(b"?")
     path = collapse_slashes(path)
     return path.removeprefix(base_path) if path.startswith(base_path + b"/") else path, query
+
+
+def decode_path(path: bytes) -> str:
+    """Return a path decoded, as the routes are written."""
+    return unquote(path).decode("utf-8", "replace")
 
 
 JSON_MEDIA_TYPE = b"application/json"
@@ -444,3 +453,73 @@ def parse_prefer_wait(headers: Headers) -> int | None:
             seconds = _SECONDS.fullmatch(value)
             return None if seconds is None else int(seconds[2])
     return None
+
+
+UNKNOWN_ROUTE = "other"
+"""Route or method of a request that has none of the API's: clients can send any number of others.
+"""
+
+_IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
+_MAX_LOGGED_PATH = 200  # characters
+
+
+@attrs.define(eq=False)
+class RequestLog:
+    """Counts responses and their durations; logs each response if `is_enabled`.
+
+    `response_counts` counts by method, route and status; `response_durations` has the durations by
+    route. A response that waits for events or for the end of an evaluation counts without a
+    duration.
+    """
+
+    is_enabled: bool = False
+    response_counts: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
+    response_durations: defaultdict[str, Histogram] = attrs.field(
+        factory=lambda: defaultdict(lambda: Histogram(SHORT_DURATION_BOUNDS))
+    )
+
+    def record_response(
+        self, request: Any, method: str, route: str, status: int, seconds: float
+    ) -> None:
+        """Count and log the response to a request of the API, which took `seconds` seconds."""
+        # HTTPStatus is equal, and hashes otherwise.
+        self.response_counts[method, route, int(status)] += 1
+        if not request.waits_for_evaluation:
+            self.response_durations[route].record_value(seconds)
+        if self.is_enabled:
+            caller, path = request.caller, decode_path(request.path)
+            if request.uses_link:
+                caller = f"link of {caller}"
+            elif request.token.caller != caller:
+                caller = f"{request.token.caller} for {caller}"
+            size = request.sentLength
+            self._write_line(request.client_address, method, path, status, caller, size, seconds)
+
+    def record_refusal(self, status: int, address: str) -> None:
+        """Count and log the refusal of a connection or of a malformed request."""
+        self.response_counts[UNKNOWN_ROUTE, UNKNOWN_ROUTE, status] += 1
+        if self.is_enabled:
+            self._write_line(address, UNKNOWN_ROUTE, "-", status)
+
+    def _write_line(
+        self,
+        client: str,
+        method: str,
+        path: str,
+        status: int,
+        caller: str = "",
+        size: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        """Write a line. The path has no query; log names replace identifiers in it."""
+        path = _IDENTIFIER.sub(lambda found: derive_log_pseudonym(found[0]), path)
+        log.info(
+            "{client} {caller!r} {method} {path} {status} {size} {took:.6f}",
+            client=client or "-",
+            caller=caller,
+            method=method,
+            path=path[:_MAX_LOGGED_PATH],
+            status=status,
+            size=size,
+            took=seconds,
+        )

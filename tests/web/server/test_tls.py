@@ -10,6 +10,7 @@ import ssl
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet import reactor as installed
@@ -20,8 +21,9 @@ from twisted.trial.unittest import TestCase
 from twisted.web.server import NOT_DONE_YET
 from twisted.web.websocket import WebSocketResource
 
-from tawebeval.config import HttpSettings
+from tawebeval.config import Configuration, HttpSettings
 from tawebeval.web.server.channel import ApiSite
+from tawebeval.web.server.messages import RequestLog
 from tawebeval.web.streams import EventWebSocket, StreamTurns, prepare_handshake
 from tests.cases.certificates import make_certificate
 from tests.cases.patience import PATIENCE
@@ -40,8 +42,6 @@ PONG, CLOSED = b"\x8a\x01x", b"\x88\x02\x03\xe8"
 class EchoingApplication:
     """An application that makes each request a WebSocket."""
 
-    origins = ("*",)
-
     def __init__(self) -> None:
         self.turns = StreamTurns(reactor)
 
@@ -54,11 +54,8 @@ class EchoingApplication:
     def check_not_stopping(self) -> None:
         """Accept all."""
 
-    def record_response(self, request: Any, status: int, seconds: float) -> None:
-        """Record nothing."""
-
-    def record_refusal(self, status: int, address: str) -> None:
-        """Record nothing."""
+    def match_route(self, method: bytes, path: bytes) -> tuple[str, str, Any]:
+        return "", "", None
 
     def render(self, request: Any) -> Any:
         prepare_handshake(request)
@@ -70,7 +67,8 @@ class EchoingApplication:
 def make_site() -> ApiSite:
     """Return a site with little patience."""
     settings = with_constants(HttpSettings, head_timeout=0.1)()
-    return ApiSite(EchoingApplication(), settings, reactor)
+    owner = SimpleNamespace(configuration=Configuration(http=settings))
+    return ApiSite(EchoingApplication(), owner, RequestLog(), reactor)
 
 
 class TlsTests(TestCase):
