@@ -39,6 +39,17 @@ _CAPACITY = 4 * 1024 * 1024  # bytes of events in memory
 reactor: Any = installed
 
 
+class ReadEvents(EvaluationEvents):
+    """Events that a client reads and acknowledges who keeps up."""
+
+    def announce(self) -> None:
+        """Count new events, and read them."""
+        super().announce()
+        while self.log.begin_cursor < self.log.end_cursor:
+            batch = self.read_now(self.log.begin_cursor, 256 * 1024)
+            self.acknowledge(self.log.begin_cursor + batch.count)
+
+
 class MeasuredRun(Run):
     """A run that counts what it prints."""
 
@@ -88,22 +99,15 @@ def _measure(folder: Path) -> None:
         Markers.generate(os.urandom),
         time.time,
     )
-    events = EvaluationEvents(stdout.log, "", "some", threads, context.segment_load_slots, stdout)
-
-    def read() -> None:
-        """Read the new events, and acknowledge them, as a client does who keeps up."""
-        while stdout.log.begin_cursor < stdout.log.end_cursor:
-            batch = events.read_now(stdout.log.begin_cursor, 256 * 1024)
-            events.acknowledge(stdout.log.begin_cursor + batch.count)
-
+    slots, share = context.segment_load_slots, context.unread_events
+    events = ReadEvents(stdout.log, "", "some", threads, slots, share, stdout)
     request = EvaluationRequest(Repository("file:///"), "", "", "", 0, ())
     run = MeasuredRun(
         context,
         EvaluationDetails("some", pack_request(request), 0),
         checkout,
         sandbox.make_run(workspace, checkout, configuration.limits),
-        stdout,
-        read,
+        events,
         lambda: None,
     )
     run.stopwatch = Stopwatch()

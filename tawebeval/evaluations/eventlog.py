@@ -58,6 +58,7 @@ from tawebeval.core.events import (
     split_batch,
 )
 from tawebeval.core.segi import Markers, SegiParser
+from tawebeval.core.shares import Share
 from tawebeval.deferreds import (
     Condition,
     FairQueue,
@@ -554,6 +555,22 @@ def read_ended_evaluation(
     yield ring
 
 
+@attrs.define
+class WallClock:
+    """The time of day as if nobody had set it since the evaluation began."""
+
+    _read_boot_clock: Callable[[], float]
+    _offset: float  # the time of day less that of the boot clock, in seconds
+
+    def read(self) -> float:
+        """Return the time, in seconds since the epoch."""
+        return self._read_boot_clock() + self._offset
+
+    def advance(self, time: float) -> None:
+        """Let `read` return no time before this one, which an earlier process has noted."""
+        self._offset += max(0.0, time - self.read())
+
+
 MAX_LOADS, MAX_LOADS_PER_CALLER = 4, 2
 """Segments that are parsed again at once: of all callers, and of one.
 
@@ -571,8 +588,10 @@ def make_segment_load_slots() -> FairQueue:
 class EvaluationEvents:
     """The events of one evaluation of `caller`, and its readers.
 
-    - `log`: the events. Who appends some, or marks the end, notifies `change_condition`.
+    - `log`: the events. Who appends some calls `announce`, who marks the end notifies
+      `change_condition`.
     - `segment_load_slots`: those of all evaluations (`make_segment_load_slots`).
+    - `unread_bytes`: bytes of events on the disk, which count for the caller in `unread_share`.
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
     - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
       may be sent to them after a restart.
@@ -593,7 +612,9 @@ class EvaluationEvents:
     log_name: str
     _threads: WorkerThreads
     _segment_load_slots: FairQueue
+    _unread_share: Share
     stdout: RecordedStdout | None = None
+    unread_bytes: int = 0
     on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
     has_lost_events: bool = False
     has_events_to_restore: bool = False
@@ -609,6 +630,19 @@ class EvaluationEvents:
     _files_unused: Condition = attrs.field(factory=Condition)
     _is_freeing: bool = False
     _is_discarded: bool = False
+
+    def announce(self) -> None:
+        """Count new events, and wake the clients that wait for them."""
+        self.count_unread_bytes()
+        self.change_condition.notify()
+
+    def count_unread_bytes(self, *, are_gone: bool = False) -> None:
+        """Count the bytes on the disk of events that were not discarded, 0 if all `are_gone`."""
+        taken, self.unread_bytes = self.unread_bytes, 0
+        if self.stdout is not None and not are_gone:
+            printed = self.stdout.stdout_bytes + self.stdout.file_bytes
+            self.unread_bytes = printed - self.log.discarded_stdout_bytes
+        self._unread_share.take(self.unread_bytes - taken, self.caller)
 
     @property
     def has_readable_end(self) -> bool:
@@ -770,6 +804,7 @@ class EvaluationEvents:
         while (
             not (self.keeps_acknowledged_files or self._is_discarded) and stdout.has_discarded_files
         ):
+            self.count_unread_bytes()
             await self.on_discard()
             if not self._is_discarded:  # meanwhile
                 await self._use_files(stdout.free_discarded_files)

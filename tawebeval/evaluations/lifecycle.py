@@ -36,7 +36,7 @@ from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, EvaluationNotFound, format_size
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.eventlog import EvaluationEvents
+from tawebeval.evaluations.eventlog import EvaluationEvents, WallClock
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.filetree import remove_tree
@@ -72,7 +72,6 @@ class Evaluation:
       one that an earlier process has stored.
     - `archive_event`: happens when the evaluation is archived, or will not be.
     - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
-    - `event_bytes`: the bytes of events on the disk that count for the caller.
     - `is_row_deleted`: whether the store has no row of it any more.
     """
 
@@ -96,9 +95,8 @@ class Evaluation:
     stored_event: OneShotEvent[Callable[[], None]] | None = None
     archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
     final_state: EvaluationState | None = None
-    event_bytes: int = 0
     is_row_deleted: bool = False
-    _clock_offset: float = 0.0  # the time of day less that of the boot clock, in seconds
+    wall_clock: WallClock = attrs.field(init=False)
     _since: float = 0.0  # when its state began, in seconds of the clock
     _told_state: EvaluationState | None = None  # before an end that is not told yet
 
@@ -107,7 +105,7 @@ class Evaluation:
         times = details.state_times
         # The clock may have been set back since an earlier process.
         now = max((context.read_wall_clock(), *times.values()))
-        self._clock_offset = now - context.read_boot_clock()
+        self.wall_clock = WallClock(context.read_boot_clock, now - context.read_boot_clock())
         begun = times.get(details.state.value, times.get("created", now))
         self._since = context.clock.seconds() - max(0.0, now - begun)
         self.events = EvaluationEvents(
@@ -116,17 +114,10 @@ class Evaluation:
             details.log_name,
             context.worker_threads,
             context.segment_load_slots,
+            context.unread_events,
             on_discard=self.on_discard,
             keeps_acknowledged_files=context.archive is not None and details.archived is None,
         )
-
-    def read_clock(self) -> float:
-        """Return the time, in seconds since the epoch, as if the clock was not set meanwhile."""
-        return self.context.read_boot_clock() + self._clock_offset
-
-    def advance_clock(self, time: float) -> None:
-        """Let `read_clock` return no time before this one, which an earlier process has noted."""
-        self._clock_offset += max(0.0, time - self.read_clock())
 
     @property
     def limits(self) -> LimitSettings:
@@ -175,24 +166,10 @@ class Evaluation:
             has_lost_events=self.events.has_lost_events,
         )
 
-    def on_new_events(self) -> None:
-        """Count new events, and wake the clients that wait for them."""
-        self.count_event_bytes()
-        self.events.change_condition.notify()
-
     async def on_discard(self) -> None:
-        """Count and store that the files of acknowledged events are about to be given back."""
-        self.count_event_bytes()
+        """Store that the files of acknowledged events are about to be given back."""
         self.save()
         await self.context.wait_for_commit()
-
-    def count_event_bytes(self, *, are_gone: bool = False) -> None:
-        """Count the bytes on the disk of events that were not discarded, 0 if all `are_gone`."""
-        stdout, size = self.events.stdout, 0
-        if stdout is not None and not are_gone:
-            size = stdout.stdout_bytes + stdout.file_bytes - self.events.log.discarded_stdout_bytes
-        taken, self.event_bytes = self.event_bytes, size
-        self.context.unread_events.take(size - taken, self.details.caller)
 
     def stop(self, failure: EvaluationFailure) -> None:
         """End the evaluation; `failure` becomes the final event. No effect after the end.
@@ -225,7 +202,7 @@ class Evaluation:
     def enter_state(self, state: EvaluationState) -> None:
         """Enter a state, count it and log it."""
         before, self.details.state = self.details.state, check_transition(self.details.state, state)
-        self.details.state_times.setdefault(state.value, self.read_clock())
+        self.details.state_times.setdefault(state.value, self.wall_clock.read())
         now = self.context.clock.seconds()
         after, self._since = now - self._since, now
         reason = self.details.failure.reason if self.details.failure else ""
@@ -234,14 +211,14 @@ class Evaluation:
         log.info(words, **fields)
         tracer = self.context.tracer
         if tracer is not None and not before.has_ended:
-            self.record_phase(before.value, self.read_clock() - after)
+            self.record_phase(before.value, self.wall_clock.read() - after)
             if state.has_ended:
                 tracer.record_end(self.details, fields)
 
     def record_phase(self, name: str, begin: float) -> None:
-        """Make a span, if there are traces, of what began at a time of `read_clock`."""
+        """Make a span, if there are traces, of what began at a time of `wall_clock`."""
         if self.context.tracer is not None:
-            self.context.tracer.record_phase(self.details, name, begin, self.read_clock())
+            self.context.tracer.record_phase(self.details, name, begin, self.wall_clock.read())
 
     def end(self, failure: EvaluationFailure | None) -> None:
         """Enter the last state, and store it; on failure the last event is the error.
@@ -249,7 +226,7 @@ class Evaluation:
         No client is told before the row is committed, by `tell_end`: after a kill of the daemon
         the next process might find another end, or none for some time.
         """
-        details, context, now = self.details, self.context, self.read_clock()
+        details, context, now = self.details, self.context, self.wall_clock.read()
         # A copy without the traceback, and without the members that only the event shows.
         details.failure = failure and EvaluationFailure(failure.reason, failure.message)
         lost = failure if failure is not None and failure.reason == "lost" else None
@@ -464,11 +441,8 @@ class EvaluationIndex:
             evaluation is None or evaluation.details.caller != caller
         ) and not self._identities.is_issued(identifier, caller):
             raise EvaluationNotFound(malformed=not _IDENTIFIER.fullmatch(identifier))
-        if evaluation is not None:
-            if is_reader:
-                self.note_client_request(evaluation)
-            else:
-                self.note_observer_request(evaluation)
+        if evaluation is not None and (is_reader or not evaluation.details.state.has_ended):
+            evaluation.last_request_time = self._clock.seconds()
         return evaluation
 
     def find_owner(self, identifier: str, callers: Collection[str]) -> str | None:
@@ -516,27 +490,18 @@ class EvaluationIndex:
         if details.idempotency_key is not None:
             self._keys[details.caller, details.idempotency_key] = evaluation
 
-    def note_observer_request(self, evaluation: Evaluation) -> None:
-        """Record a request that reads no events or acknowledges none, until the end."""
-        if not evaluation.details.state.has_ended:
-            self.note_client_request(evaluation)
-
-    def note_client_request(self, evaluation: Evaluation) -> None:
-        """Record a client's request for an evaluation."""
-        evaluation.last_request_time = self._clock.seconds()
-
     def note_evaluation_end(self, evaluation: Evaluation) -> None:
         """Record that only the events of an evaluation are left: it is cleaned up."""
         if evaluation.details.identifier in self._by_identifier:
             self.ended_share.take(1, evaluation.details.caller)
-            self.note_reading_end(evaluation)
+            evaluation.last_request_time = self._clock.seconds()
+            if evaluation.events.was_sent_completely:
+                self.note_sent(evaluation)
 
-    def note_reading_end(self, evaluation: Evaluation) -> None:
-        """Record that a stream or poll of an evaluation, or the evaluation itself, has ended."""
-        self.note_client_request(evaluation)
-        details, was_sent = evaluation.details, evaluation.events.was_sent_completely
-        is_known = details.identifier in self._by_identifier
-        if was_sent and is_known and evaluation.cleanup_event.is_set:
+    def note_sent(self, evaluation: Evaluation) -> None:
+        """Record that a stream has sent an evaluation to the end, unless it is not cleaned up."""
+        details = evaluation.details
+        if details.identifier in self._by_identifier and evaluation.cleanup_event.is_set:
             self._sent.setdefault(details.caller, {})[details.identifier] = evaluation
 
     def forget_evaluation(self, identifier: str, final_state: EvaluationState) -> None:

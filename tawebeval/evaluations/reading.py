@@ -236,9 +236,19 @@ class EventRequests:
         evaluation = self._find(identifier, after_cursor, caller, is_observer=is_observer)
         if evaluation is None:
             return self._end_reading(identifier, is_observer=is_observer)
+        most = self._compute_max_page_bytes(max_bytes)
+        return self._read_now(evaluation, after_cursor, most, includes_times, is_observer)
+
+    def _read_now(
+        self,
+        evaluation: Evaluation,
+        after_cursor: str | None,
+        max_bytes: int,
+        includes_times: bool,
+        is_observer: bool,
+    ) -> EventPage:
         begin = evaluation.events.resolve_cursor(after_cursor)
-        limit = self._compute_max_page_bytes(max_bytes)
-        batch = evaluation.events.read_now(begin, limit, includes_times=includes_times)
+        batch = evaluation.events.read_now(begin, max_bytes, includes_times=includes_times)
         page = evaluation.events.make_page(after_cursor or None, batch)
         if not is_observer:
             self._expect_next_page(evaluation)
@@ -262,22 +272,23 @@ class EventRequests:
         evaluation is returned at once. Raises: as `read_page_now` without EventsEvicted;
         ServerBusy.
         """
-        place = identifier, after_cursor, caller
-        while True:
+        most = self._compute_max_page_bytes(max_bytes)
+        archived = identifier, after_cursor, caller, most, includes_times
+        try:
+            evaluation = self._find(identifier, after_cursor, caller, is_observer=is_observer)
+        except EvaluationExpired:
+            return await self.archived.read_page(*archived)
+        if evaluation is None:
+            return self._end_reading(identifier, is_observer=is_observer)
+        while evaluation.final_state is None:
             evicted: EventSegment | None = None
             try:
-                page = self.read_page_now(
-                    *place, max_bytes, includes_times=includes_times, is_observer=is_observer
-                )
-            except EvaluationExpired:
-                most = self._compute_max_page_bytes(max_bytes)
-                return await self.archived.read_page(*place, most, includes_times)
+                page = self._read_now(evaluation, after_cursor, most, includes_times, is_observer)
             except EventsEvicted as error:
                 evicted = error.segment
             else:
                 if page.has_events_or_is_last or not wait_seconds:
                     return page
-            evaluation = self._records[identifier]
             try:
                 with self._count_reader(evaluation, is_observer=is_observer):
                     if evicted is not None:
@@ -289,6 +300,7 @@ class EventRequests:
             finally:
                 if not is_observer:
                     self._expect_next_page(evaluation)
+        return await self.archived.read_page(*archived)  # it was forgotten meanwhile
 
     @contextmanager
     def _count_reader(self, evaluation: Evaluation, *, is_observer: bool) -> Iterator[None]:
@@ -301,10 +313,10 @@ class EventRequests:
         finally:  # also when the client has gone: a reader may ask again
             events.observer_count -= is_observer
             events.reader_count -= not is_observer
-            if is_observer:
-                self._records.note_observer_request(evaluation)
-            else:
-                self._records.note_reading_end(evaluation)
+            if not (is_observer and evaluation.details.state.has_ended):
+                evaluation.last_request_time = self._context.clock.seconds()
+            if events.was_sent_completely and not is_observer:
+                self._records.note_sent(evaluation)
             if evaluation.final_state is not None:
                 self._on_reader_left(evaluation)
 
@@ -410,7 +422,7 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
     document["build"] = evaluation.build_state
     if evaluation.run is not None:
         document["stderr"] = evaluation.run.stderr_text
-    document["buffered_bytes"] = evaluation.event_bytes
+    document["buffered_bytes"] = evaluation.events.unread_bytes
     document["events"] = {
         "buffered": event_log.end_cursor - event_log.begin_cursor,
         "discarded": event_log.begin_cursor,

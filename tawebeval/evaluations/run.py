@@ -39,7 +39,7 @@ from tawebeval.errors import (
     format_size,
 )
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.eventlog import RecordedStdout
+from tawebeval.evaluations.eventlog import EvaluationEvents
 from tawebeval.evaluations.store import (
     STDERR_TAIL_BYTES,
     EvaluationDetails,
@@ -88,8 +88,7 @@ class Run(ProcessProtocol):
     `failure` is the reason of a stop or a bad exit, None after a good one. `exit_status` is None
     until the end, and if no evaluator ran. `usage` is known at the end.
 
-    - `on_new_events()` is called when the log has new events, `on_change()` when `failure` is set
-      by a stop, and when the clock stands.
+    - `on_change()` is called when `failure` is set by a stop, and when the clock stands.
     - `deadline`: the end of `limits.wall_clock`, in seconds of the reactor's clock, which goes on
       over a restart of the daemon; None while the clock is suspended. The parameter is that of a
       run that an earlier process of the daemon has begun. Its stdout goes on, its stderr is
@@ -106,8 +105,7 @@ class Run(ProcessProtocol):
         details: EvaluationDetails,
         checkout: Checkout,
         sandboxed: SandboxedRun,
-        stdout: RecordedStdout,
-        on_new_events: Callable[[], object],
+        events: EvaluationEvents,
         on_change: Callable[[], object],
         deadline: float | None = None,
     ) -> None:
@@ -116,15 +114,15 @@ class Run(ProcessProtocol):
         self.sandboxed = sandboxed
         self._context = context
         self._details = details
-        self._stdout = stdout
-        self._on_new_events = on_new_events
+        assert events.stdout is not None, "opened before the start"
+        self._events, self._stdout = events, events.stdout
         self._on_change = on_change
         if deadline is None and not sandboxed.has_external_queue:
             deadline = context.clock.seconds() + sandboxed.limits.wall_clock
         self.deadline = deadline
         self._timeout: IDelayedCall | None = None
         self._stderr, self._stderr_bytes = b"", 0
-        self._output_bytes = stdout.stdout_bytes + stdout.file_bytes
+        self._output_bytes = self._stdout.stdout_bytes + self._stdout.file_bytes
         self._kill: IDelayedCall | None = None
         self._flush: IDelayedCall | None = None
         self._turn: IDelayedCall | None = None
@@ -133,7 +131,7 @@ class Run(ProcessProtocol):
         self._tree_ended: OneShotEvent[None] = OneShotEvent()
         self.output_ended: OneShotEvent[None] = OneShotEvent()
         self._process: TailedProcess
-        details.result_summary = stdout.parser.result_summary
+        details.result_summary = self._stdout.parser.result_summary
 
     # The start
 
@@ -323,7 +321,7 @@ class Run(ProcessProtocol):
         if self._has_lost_events and self._has_stdout_ended:
             self.output_ended.set_value(None)
         if self._stdout.log.end_cursor != end:
-            self._on_new_events()
+            self._events.announce()
 
     def _lose_events(self, error: Exception) -> None:
         """Kill the process tree: a run without all its events is worthless."""

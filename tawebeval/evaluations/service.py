@@ -235,7 +235,7 @@ class EvaluationRegistry:
             trace=trace,
         )
         evaluation = self._make_evaluation(details)
-        details.state_times["created"] = evaluation.read_clock()
+        details.state_times["created"] = evaluation.wall_clock.read()
         self._add(evaluation)
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
@@ -440,7 +440,7 @@ class EvaluationRegistry:
                     evaluation.save()
                     raise
 
-        begin = evaluation.read_clock()
+        begin = evaluation.wall_clock.read()
         status_line = {"status": build_status(evaluation, None)}
         workspace = evaluation.workspace if details.has_kept_submission else None
         await archive.store_evaluation(
@@ -494,7 +494,7 @@ class EvaluationRegistry:
         evaluation.save()
         # A row without files would be a loss; no client waits for it.
         await self.context.wait_for_commit(starts_now=False)
-        evaluation.count_event_bytes(are_gone=True)
+        evaluation.events.count_unread_bytes(are_gone=True)
         await self.context.cleanup_queue.attempt_call(
             f"{evaluation.details.log_name}: removal of its events",
             remove_tree,

@@ -57,7 +57,7 @@ log = Logger()
 def queue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let a new evaluation enter the queue, and run as soon as there is a slot."""
     details, context = evaluation.details, evaluation.context
-    details.state_times.setdefault("created", evaluation.read_clock())
+    details.state_times.setdefault("created", evaluation.wall_clock.read())
     context.counters.record_accepted_evaluation()
     log.info(
         "{evaluation}: {state}; caller {caller!r}, commit {commit}", **make_log_fields(details)
@@ -271,7 +271,7 @@ class _Start:
 
         build = partial(build_tree, evaluation, plan, checkout, start)
         ended = context.builds[plan.key] = OneShotEvent()
-        evaluation.build_state, failure, begin = "running", None, evaluation.read_clock()
+        evaluation.build_state, failure, begin = "running", None, evaluation.wall_clock.read()
         try:
             return await context.checkout_source.store_build(checkout, plan.key, build)
         except EvaluationFailure as error:
@@ -312,7 +312,8 @@ class _Start:
         if details.should_keep_submission:
             workspace.request_file.write_bytes(details.pack_for_rerun())
         directory = workspace.locate_working_directory(details.request.directory, checkout.path)
-        run = make_run(evaluation, checkout, sandboxed, open_stdout(evaluation, markers))
+        open_stdout(evaluation, markers)
+        run = make_run(evaluation, checkout, sandboxed)
         if evaluation.stop_reason is not None:
             raise evaluation.stop_reason
         return run, run.start_process(directory)
@@ -382,7 +383,7 @@ def open_stdout(evaluation: Evaluation, markers: Markers) -> RecordedStdout:
         evaluation.events.log,
         evaluation.context.open_event_files(evaluation.workspace.output_directory),
         markers,
-        evaluation.read_clock,
+        evaluation.wall_clock.read,
         max_output=evaluation.limits.output,
     )
     return stdout
@@ -392,17 +393,15 @@ def make_run(
     evaluation: Evaluation,
     checkout: Checkout,
     sandboxed: SandboxedRun,
-    stdout: RecordedStdout,
     deadline: float | None = None,
 ) -> Run:
-    """Return the run, which is not connected to a process yet."""
+    """Return the run, after `open_stdout`, which is not connected to a process yet."""
     return Run(
         evaluation.context,
         evaluation.details,
         checkout,
         sandboxed,
-        stdout,
-        evaluation.on_new_events,
+        evaluation.events,
         evaluation.save,
         deadline,
     )
@@ -505,7 +504,7 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
         assert evaluation.details.markers is not None, "made before the start"
         restored = open_stdout(evaluation, Markers(*evaluation.details.markers))
         restored.restore()
-        evaluation.advance_clock(restored.read_last_time())
+        evaluation.wall_clock.advance(restored.read_last_time())
         _acknowledge_again(evaluation)
         stdout = restored
         _connect(evaluation, row, checkout, sandboxed, stdout)
@@ -540,7 +539,7 @@ async def _fail(
 def _acknowledge_again(evaluation: Evaluation) -> None:
     event_log = evaluation.events.log
     event_log.acknowledge(min(evaluation.details.begin_cursor, event_log.end_cursor))
-    evaluation.count_event_bytes()
+    evaluation.events.count_unread_bytes()
 
 
 def _connect(
@@ -556,7 +555,7 @@ def _connect(
     deadline = found.deadline
     if deadline is not None and found.handed_over_at is not None:
         deadline += max(0.0, evaluation.context.clock.seconds() - found.handed_over_at)
-    run = make_run(evaluation, checkout, sandboxed, stdout, deadline)
+    run = make_run(evaluation, checkout, sandboxed, deadline)
     left = ResumableProcess(
         found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
     )

@@ -21,7 +21,7 @@ from tawebeval.core.events import (
 )
 from tawebeval.core.form import pack_request
 from tawebeval.errors import EvaluationFailure, RequestError
-from tawebeval.evaluations.eventlog import RecordedStdout
+from tawebeval.evaluations.eventlog import EvaluationEvents, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.run import KILL_GRACE, Run
@@ -176,6 +176,16 @@ def make_file_block(path: bytes) -> bytes:
     return b"\n".join(lines)
 
 
+class WatchedEvents(EvaluationEvents):
+    """Events that count how often new ones were announced."""
+
+    announcements = 0
+
+    def announce(self) -> None:
+        self.announcements += 1
+        super().announce()
+
+
 class RunTestCase(SynchronousTestCase):
     """A run of the limits `limits`, its child, its log of events and its files in memory.
 
@@ -206,7 +216,16 @@ class RunTestCase(SynchronousTestCase):
             self.orphans,
         )
         self.wanted: list[tuple[str, Deferred[bytes]]] = []
-        self.changes = self.batches = 0
+        self.changes = 0
+        self.events_ = WatchedEvents(
+            self.log,
+            "",
+            "some",
+            self.world.threads,
+            self.world.fetches,
+            self.world.disk,
+            self.stdout,
+        )
         self.run_ = self.make_run()
         self.child = FakeChild(self.clock, self.run_)
         self.child.stdout_file = self.files.stdout
@@ -219,16 +238,12 @@ class RunTestCase(SynchronousTestCase):
             details,
             Checkout(Commit(OID, TREE), Path("/"), lambda: None),
             self.sandboxed,  # type: ignore[arg-type]
-            self.stdout,
-            self.on_new_events,
+            self.events_,
             self.on_change,
             deadline,
         )
         self.patch(run, "_read_evaluator_file", self.read_file)
         return run
-
-    def on_new_events(self) -> None:
-        self.batches += 1
 
     def on_change(self) -> None:
         self.changes += 1

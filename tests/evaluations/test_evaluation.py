@@ -340,7 +340,7 @@ class LifeTests(EvaluationTestCase):
         size = len(b"hello\n") + len(block) + 8
         self.assertEqual(self.world.disk.used, size)
         self.assertEqual(build_status(self.evaluation, None)["buffered_bytes"], size)
-        self.evaluation.count_event_bytes(are_gone=True)
+        self.evaluation.events.count_unread_bytes(are_gone=True)
         self.assertEqual(self.world.disk.used, 0)
 
     def test_each_change_is_saved(self) -> None:

@@ -41,6 +41,7 @@ from tawebeval.core.events import (
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations import eventlog
+from tawebeval.evaluations.context import make_unread_events_share
 from tawebeval.evaluations.eventlog import (
     MAX_LOADS,
     MAX_LOADS_PER_CALLER,
@@ -444,7 +445,9 @@ class Source:
         self.files = EventFiles(directory)
         self.log = WatchedLog(memory)
         self.log.lines = []
-        self.events = EvaluationEvents(self.log, caller, "name", threads, slots)
+        self.events = EvaluationEvents(
+            self.log, caller, "name", threads, slots, make_unread_events_share(2**40)
+        )
         self.stdout = RecordedStdout(self.log, self.files, MARKERS, float)
         self.events.stdout = self.stdout
 

@@ -149,7 +149,7 @@ class StoryTests(EvaluationTestCase):
                 read_boot_clock=lambda: 3.0,
             )
             later = Evaluation(attrs.evolve(row), first.workspace, context)
-            self.assertEqual(later.read_clock(), expected)
+            self.assertEqual(later.wall_clock.read(), expected)
 
     def test_log_has_no_identifier(self) -> None:
         self.evaluation.details.identifier = "z" * 40

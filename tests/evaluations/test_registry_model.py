@@ -268,7 +268,7 @@ class Comparison(RuleBasedStateMachine):
                 model.asked, model.paged = self.now, float("-inf")
             else:
                 assert model.forgotten
-                model.real.event_bytes = 0
+                model.real.events.unread_bytes = 0
                 model.real.events.log.discard()
                 model.acknowledged = model.newest
 
@@ -313,7 +313,7 @@ class Comparison(RuleBasedStateMachine):
                 break
             if self.now >= model.paged and not self.is_awaited(identifier):
                 self.forget(identifier)
-                used -= model.real.event_bytes
+                used -= model.real.events.unread_bytes
                 kept -= 1
         return used < DISK and kept < KEPT
 
@@ -571,7 +571,7 @@ class Reading(Comparison):
     @invariant()
     def disk_and_memory_are_counted(self) -> None:
         """Count what there is, and in memory no more than the newest segments beyond the bound."""
-        counted = sum(model.real.event_bytes for model in self.models.values())
+        counted = sum(model.real.events.unread_bytes for model in self.models.values())
         assert self.world.disk.used == counted
         logs = [model.real.events.log for model in self.models.values()]
         rings = [one.ring for log in logs for one in log.segments if one.ring is not None]

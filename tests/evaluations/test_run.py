@@ -420,10 +420,10 @@ class PartialLineTests(RunTestCase):
         self.assertEqual(PARTIAL_LINE_DELAY, 0.02)
         self.child.print(b"one\nhalf a li")
         self.clock.advance(0.0199)
-        self.assertEqual((self.events(), self.batches), (["one"], 1))
+        self.assertEqual((self.events(), self.events_.announcements), (["one"], 1))
         self.clock.advance(0.0001)
         self.assertEqual(self.events(), ["one", "\n", "half a li"])
-        self.assertEqual(self.batches, 2)
+        self.assertEqual(self.events_.announcements, 2)
 
     def test_line_whose_rest_comes_in_time_is_one_event(self) -> None:
         self.child.print(b"half a li")
@@ -437,12 +437,12 @@ class PartialLineTests(RunTestCase):
         self.clock.advance(1)
         self.child.print(b"\n" + MARKERS.data_begin)
         self.clock.advance(9 - self.clock.seconds())
-        self.assertEqual((self.events(), self.batches), (["one"], 1))
+        self.assertEqual((self.events(), self.events_.announcements), (["one"], 1))
 
     def test_end_of_stdout_delivers_what_is_left(self) -> None:
         self.child.print(b"half a li")
         self.child.lose(STDOUT)
-        self.assertEqual((self.events(), self.batches), (["half a li"], 1))
+        self.assertEqual((self.events(), self.events_.announcements), (["half a li"], 1))
         self.child.exit()
         self.assert_over(status=0)
 

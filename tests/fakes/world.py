@@ -114,7 +114,8 @@ class IdleThreads:
     ) -> Any:
         """Start the evaluator without a workspace."""
         evaluation.details.upload_directory = None
-        run = make_run(evaluation, checkout, sandboxed, open_stdout(evaluation, markers))
+        open_stdout(evaluation, markers)
+        run = make_run(evaluation, checkout, sandboxed)
         if evaluation.stop_reason is not None:
             raise evaluation.stop_reason
         directory = evaluation.workspace.tree_directory / evaluation.details.request.directory
