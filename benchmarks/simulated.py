@@ -34,9 +34,8 @@ from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
 from tawebeval.evaluations.eventlog import RecordedStdout
-from tawebeval.evaluations.service import EvaluationRegistry
+from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm
 from tawebeval.evaluations.starting import make_run, open_stdout
-from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox.base import (

@@ -16,17 +16,16 @@ Its events:
 
 - `eventlog`: `RecordedStdout` makes events of stdout, and writes down what a later process of the
   daemon needs to make the same ones again; `EventFiles` are these files. `EvaluationEvents` reads.
-- `reading`: pages, requests that wait, and streams, by identifiers; status documents and lists.
-  `ArchiveReader` finds the same in the archive.
+- `reading`: pages, requests that wait, and streams, by identifiers; status documents, lists and
+  submitted files. `ArchiveReader` finds the same in the archive.
 
 All evaluations:
 
 - `service`: `EvaluationRegistry` accepts, finds, cancels, expires and restores evaluations. It has
   the queue for run slots, and refuses new evaluations when the daemon or a caller has too many.
-  Callbacks, and the drain when the daemon stops.
+  Callbacks, and the drain when the daemon stops. `SubmissionStore` counts submitted files, and
+  keeps those of ended evaluations for a rerun.
 - `store`: `EvaluationDetails`, what is known of an evaluation besides its events, and what outlives
   the daemon, as rows in SQLite.
-- `submissions`: `UploadWriter` writes the files of a form as they arrive. `SubmissionStore` counts
-  them, keeps those of ended evaluations for a rerun, and reads them for the API.
 - `context`: `EvaluationContext`, the dependencies, so that this package knows nothing of git.
 """

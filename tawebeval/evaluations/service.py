@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import attrs
 from twisted.internet.defer import gatherResults
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive
-from tawebeval.archive.files import KeptSubmission
+from tawebeval.archive.files import KeptSubmission, extract_submission
 from tawebeval.core.evaluations import (
     EvaluationState,
     IdentifierIssuer,
     StoredEvaluation,
     encode_compact_json,
 )
-from tawebeval.core.form import draw_seed, pack_request
-from tawebeval.core.shares import RetrySchedule, Share
+from tawebeval.core.form import EvaluationRequest, draw_seed, pack_request, unpack_request
+from tawebeval.core.shares import RetrySchedule, Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, make_one_shot_event, run_in_background
 from tawebeval.errors import (
@@ -35,6 +37,7 @@ from tawebeval.errors import (
     ServerStopping,
     StoreError,
     SubmissionDiscarded,
+    format_size,
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex, clean_up
@@ -43,6 +46,7 @@ from tawebeval.evaluations.reading import (
     EvaluationLister,
     EventRequests,
     build_status,
+    read_submitted_files,
 )
 from tawebeval.evaluations.starting import (
     ResumeCheckout,
@@ -53,11 +57,6 @@ from tawebeval.evaluations.starting import (
     resume_run,
 )
 from tawebeval.evaluations.store import EvaluationDetails
-from tawebeval.evaluations.submissions import (
-    ReceivedForm,
-    SubmissionStore,
-    read_submitted_files,
-)
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tawebeval.webhooks.deliveries import CallbackQueue
@@ -72,6 +71,168 @@ log = Logger()
 
 
 _NOT_STORED = EvaluationFailure("lost", "the evaluation could not be stored; submit again")
+
+
+@attrs.frozen
+class ReceivedForm:
+    """A form that has arrived, with its files below `directory`.
+
+    `idempotency_key` is the `Idempotency-Key`, None without one; `form_digest` identifies the
+    form's content. `upload_bytes` is the number of bytes that the form takes of the space for
+    uploads; those of files that a rerun links count once more.
+    """
+
+    request: EvaluationRequest
+    directory: Path
+    idempotency_key: str | None = None
+    form_digest: bytes = b""
+    upload_bytes: int = 0
+
+
+_CALLERS = 4  # that have a part of limits.uploads at the same time, at least
+
+
+class SubmissionStore:
+    """The submitted files of all evaluations, whose directories lie below `root`.
+
+    `share` counts the bytes of all files, also of forms that arrive. Only received bytes count: a
+    client that announces much and sends little keeps no other client out. If an upload needs more
+    room, the store discards files that are kept, those of the first end first.
+    """
+
+    def __init__(self, context: EvaluationContext, root: Path) -> None:
+        self._context = context
+        self._root = root
+        limits = context.configuration.limits
+        part = max(limits.uploads // _CALLERS, limits.request_body)
+        self.share = Share(
+            SharedResource.UPLOADS,
+            limits.uploads,
+            part,
+            f"your uploads take up {format_size(part)}, the part of limits.uploads for one caller;"
+            " try again when evaluations have ended",
+            "the disk space for uploads is used up (limits.uploads); try again later",
+            make_room=self._discard_kept,
+        )
+        # Ended evaluations whose files are kept: of each caller in the order of their ends.
+        self._kept: defaultdict[str, dict[str, Evaluation]] = defaultdict(dict)
+        self._in_use: Counter[str] = Counter()  # of these, those that a rerun is linking now
+
+    def keep_or_release_files(self, evaluation: Evaluation) -> None:
+        """Keep the files of an ended evaluation, or give back the bytes of removed ones."""
+        if evaluation.details.has_kept_submission:
+            self._kept[evaluation.details.caller][evaluation.details.identifier] = evaluation
+        else:
+            self._give_back(evaluation)
+
+    def _give_back(self, evaluation: Evaluation) -> None:
+        self.share.give_back(evaluation.details.upload_size, evaluation.details.caller)
+
+    @asynccontextmanager
+    async def open_kept_submission(self, evaluation: Evaluation) -> AsyncIterator[KeptSubmission]:
+        """Return the request and the files of an evaluation that has ended.
+
+        Within the context they are not discarded. Raises: SubmissionDiscarded.
+        """
+        await evaluation.cleanup_event.wait()
+        identifier, workspace = evaluation.details.identifier, evaluation.workspace
+        self._in_use[identifier] += 1
+        try:
+            try:
+                read = workspace.request_file.read_bytes
+                packed = await self._context.worker_threads.run_in_thread(read)
+            except FileNotFoundError:
+                raise SubmissionDiscarded from None
+            details = evaluation.details
+            if identifier not in self._kept[details.caller]:  # forgotten, perhaps meanwhile
+                raise SubmissionDiscarded
+            yield KeptSubmission(unpack_request(packed), workspace, details.upload_size)
+        finally:
+            self._in_use -= Counter([identifier])
+
+    @asynccontextmanager
+    async def open_archived_submission(
+        self, identifier: str, caller: str, *, makes_room: bool
+    ) -> AsyncIterator[KeptSubmission]:
+        """Return the request and the files of an archived evaluation, extracted for the context.
+
+        `makes_room` is whether other files may be discarded for it. Raises: SubmissionDiscarded;
+        CallerQuotaExceeded; ServerBusy; OSError.
+        """
+        directory, size = self._root / self._context.generate_random_bytes(16).hex(), 0
+        try:
+            archive = self._context.archive
+            if archive is None:
+                raise SubmissionDiscarded
+            extract = partial(extract_submission, directory=directory)
+            found = await archive.read_submission(identifier, caller, extract)
+            if found is None:
+                raise SubmissionDiscarded
+            self.share.take_within_quota(found.size, caller, makes_room=makes_room)
+            size = found.size
+            yield found
+        finally:
+            self.discard_upload(directory, size, caller)
+
+    def _discard_kept(self, size: int, caller: str | None) -> bool:
+        """Discard kept files of `size` bytes or more, those of the first end first.
+
+        They are those of the caller or, for None, first of the callers that hold most. If all
+        together have fewer, discard none and return False.
+        """
+        found: list[Evaluation] = []
+        for evaluation in self._list_kept(caller):
+            if size <= 0:
+                break
+            found.append(evaluation)
+            size -= evaluation.details.upload_size
+        if size > 0:
+            return False
+        for evaluation in found:
+            self.discard_kept_files(evaluation)
+        return True
+
+    def _list_kept(self, caller: str | None) -> Iterator[Evaluation]:
+        for name in self.share.list_callers() if caller is None else (caller,):
+            for identifier, evaluation in self._kept.get(name, {}).items():
+                if identifier not in self._in_use:
+                    yield evaluation
+
+    def discard_kept_files(self, evaluation: Evaluation) -> None:
+        """Remove the kept files of an ended evaluation, if they are kept.
+
+        Their bytes are given back at once, so that an upload need not wait for the removal.
+        """
+        if self.release_kept_files(evaluation):
+            attempt = self._context.cleanup_queue.attempt_call(
+                "removal of a kept submission",
+                remove_tree,
+                evaluation.workspace.submission_directory,
+                evaluation.workspace.request_file,
+            )
+            run_in_background(attempt, log, "a kept submission could not be removed")
+
+    def release_kept_files(self, evaluation: Evaluation) -> bool:
+        """Give back the bytes of kept files, which the caller removes; return if there are any."""
+        details = evaluation.details
+        is_kept = self._kept[details.caller].pop(details.identifier, None) is not None
+        if is_kept:
+            details.has_kept_submission = False
+            self._give_back(evaluation)
+        return is_kept
+
+    def discard_upload(self, directory: Path, size: int, caller: str) -> None:
+        """Remove the `directory` of a form that becomes no evaluation.
+
+        The `size` bytes count for the caller until they are gone.
+        """
+        attempt = self._context.cleanup_queue.attempt_call(
+            "removal of an upload",
+            remove_tree,
+            directory,
+            on_success=lambda: self.share.give_back(size, caller),
+        )
+        run_in_background(attempt, log, "an upload could not be removed")
 
 
 class EvaluationRegistry:

@@ -2,6 +2,10 @@
 
 twisted.web would hold the whole form in memory, twice, and drop file names. `FormReceiver` holds
 only text fields, each within its limit, and the chunks that `UploadWriter` collects.
+
+A small form is written by one call of a thread, when the form is complete. Of a large form, one
+call writes a batch while the next batch is gathered; when that is full, too, the connection is not
+read until the call has returned. So a slow disk slows down the client that uploads, and no other.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from multipart import (
     content_disposition_unquote,
     parse_options_header,
 )
+from twisted.logger import Logger
 
 from tawebeval.archive.files import KeptSubmission
 from tawebeval.config import Configuration
@@ -41,7 +46,7 @@ from tawebeval.core.form import (
     parse_form,
     parse_submission_file,
 )
-from tawebeval.deferreds import WorkerThreads
+from tawebeval.deferreds import Condition, WorkerThreads, run_in_background
 from tawebeval.errors import (
     AccessDenied,
     EvaluationExpired,
@@ -55,12 +60,8 @@ from tawebeval.errors import (
     UnsupportedMediaType,
     format_size,
 )
-from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.evaluations.submissions import (
-    ReceivedForm,
-    SubmissionStore,
-    UploadWriter,
-)
+from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm, SubmissionStore
+from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.web.auth import check_problem_open
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
@@ -69,6 +70,12 @@ from tawebeval.web.server.messages import (
     get_query_argument,
     report_storage_error,
 )
+
+WRITE_BATCH_BYTES = 512 * 1024
+"""Bytes of a form that are gathered before a thread writes them; fewer at its end."""
+
+_FILE_MEMORY = 1024  # bytes of memory that a file takes besides its content
+_MEMORY = 32 * 2**20  # bytes of all forms that may wait for the disk
 
 _MAX_PART_HEADER_BYTES = 2048  # of one part
 _MAX_PARAMETERS = 32  # and folded lines, of the headers of one part
@@ -81,6 +88,160 @@ _BROWSERS_DISPOSITION = re.compile(r'form-data; name="[^"]*"(?:; filename="[^"]*
 _QUOTED = re.compile(rb'"[^"]*"')  # as browsers quote: names may have semicolons
 _IDENTITY_CODINGS = ("7bit", "8bit", "binary", "identity")
 _NOT_UTF8 = "the headers of a part must be UTF-8, with the names in them"
+
+log = Logger()
+
+
+@attrs.define
+class UnwrittenUploads:
+    """Counter of the bytes of all forms that are gathered or being written."""
+
+    size: int = 0
+
+    @property
+    def is_memory_full(self) -> bool:
+        """Whether forms must wait for the disk before they receive more."""
+        return self.size >= _MEMORY
+
+
+@attrs.define
+class _Piece:
+    """A part of a file; `begins` is whether it is the first part.
+
+    `target` is an existing file of which the whole file is to be a hard link.
+    """
+
+    path: Path
+    begins: bool
+    target: Path | None = None
+    content: bytearray = attrs.field(factory=bytearray)
+
+
+@attrs.define(eq=False)
+class UploadWriter:
+    """Writer of the files of one form below `directory`, which the first write creates.
+
+    `has_begun_writing` is whether `directory` may exist.
+    """
+
+    directory: Path
+    _source: ApiRequest
+    _unwritten: UnwrittenUploads
+    _threads: WorkerThreads
+    has_begun_writing: bool = False
+    _gathered: list[_Piece] = attrs.field(factory=list)
+    _size: int = 0  # bytes of memory of the gathered pieces
+    _file: Path = Path()  # the file that is arriving
+    _complete: bool = False
+    _writing: bool = False
+    _error: Exception | None = None
+    _batch_written: Condition = attrs.field(factory=Condition)
+    _on_idle: Callable[[], object] | None = None
+
+    def begin_file(self, path: Path) -> None:
+        """Begin a file at a path relative to the directory."""
+        self._file = path
+        self._gather(_Piece(path, begins=True), _FILE_MEMORY)
+
+    def link_file(self, path: Path, target: Path) -> None:
+        """Make the file at `path` a hard link to `target`."""
+        self._gather(_Piece(path, begins=True, target=target), _FILE_MEMORY)
+
+    def add_content(self, content: bytes | bytearray) -> None:
+        """Add content to the file that was begun last."""
+        if not self._gathered:
+            self._gather(_Piece(self._file, begins=False), _FILE_MEMORY)
+        self._gathered[-1].content += content
+        self._count(len(content))
+        if self._writing:
+            if self._is_due:
+                self._source.pause_body()
+        else:
+            self._write_if_due()
+
+    def _gather(self, piece: _Piece, size: int) -> None:
+        self._gathered.append(piece)
+        self._count(size)
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        self._unwritten.size += size
+
+    async def finish(self) -> None:
+        """Return when all files are written. May be cancelled. Raises: OSError."""
+        self._complete = True
+        if not self._writing:
+            self._write_if_due()
+        while self._writing:
+            await self._batch_written.wait()
+        if self._error is not None:
+            raise self._error
+
+    def stop_writing(self, on_idle: Callable[[], object]) -> None:
+        """Write nothing more; call `on_idle()` when no thread writes any more."""
+        self._take_gathered()
+        if self._writing:
+            self._on_idle = on_idle
+        else:
+            on_idle()
+
+    def _take_gathered(self) -> list[_Piece]:
+        gathered, self._gathered = self._gathered, []
+        self._count(-self._size)
+        return gathered
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the gathered pieces are to be written once no thread writes."""
+        if self._error is not None or not self._gathered:
+            return False
+        return self._complete or self._size >= WRITE_BATCH_BYTES or self._unwritten.is_memory_full
+
+    def _write_if_due(self) -> None:
+        if self._is_due:
+            self._writing = self.has_begun_writing = True
+            run_in_background(self._write(), log, "defect: an upload could not be written")
+
+    async def _write(self) -> None:
+        try:
+            while self._is_due:
+                size = self._size
+                pieces = self._take_gathered()
+                self._unwritten.size += size
+                try:
+                    await self._threads.run_in_thread(_write, self.directory, pieces)
+                finally:
+                    self._unwritten.size -= size
+                self._source.resume_body()
+        except Exception as error:  # noqa: BLE001  (the client is told of any error)
+            self._error = error
+        self._writing = False
+        self._batch_written.notify()
+        if self._on_idle is not None:
+            self._on_idle()
+        elif self._error is not None and not self._complete:
+            self._source.refuse_request(self._error)
+
+
+def _write(directory: Path, pieces: list[_Piece]) -> None:
+    """Write pieces of files in order. Blocks. Raises: OSError."""
+    # Not its parents: those are made with a mode that keeps other users out.
+    directory.mkdir(mode=0o755, exist_ok=True)
+    for piece in pieces:
+        path = directory / piece.path
+        if piece.begins:
+            path.parent.mkdir(mode=0o755, parents=True)
+        if piece.target is not None:
+            path.hardlink_to(piece.target)
+            continue
+        # Unbuffered: bytes that the disk has refused must not be written again by close().
+        with (
+            add_path_to_errors(path),
+            open(path, "xb" if piece.begins else "ab", buffering=0) as file,
+        ):
+            rest = memoryview(piece.content)
+            while rest:
+                rest = rest[file.write(rest) :]
 
 
 class _FormParser(PushMultipartParser):  # type: ignore[misc]  # it has no types
@@ -412,13 +573,14 @@ class FormReceiver:
 class FormReceiverFactory:
     """Factory of receivers, whose forms arrive in `directory`, written by `threads`.
 
-    `random_bytes(n)` returns n random bytes.
+    `random_bytes(n)` returns n random bytes; `unwritten` counts the bytes of all forms.
     """
 
     _registry: EvaluationRegistry
     _directory: Path
     _threads: WorkerThreads
     _random_bytes: Callable[[int], bytes]
+    unwritten: UnwrittenUploads = attrs.field(factory=UnwrittenUploads)
 
     def make_receiver(
         self, request: ApiRequest, length: int | None, problem: str | None, rerun_of: str | None
@@ -459,7 +621,7 @@ class FormReceiverFactory:
             registry.check_admission(caller)
         directory = self._directory / self._random_bytes(16).hex()
         receiver = FormReceiver(
-            UploadWriter(directory, request, submissions.unwritten, self._threads),
+            UploadWriter(directory, request, self.unwritten, self._threads),
             key,
             registry.context.configuration,
             submissions,

@@ -25,10 +25,9 @@ from tawebeval.evaluations.eventlog import EvaluationEvents, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.run import KILL_GRACE, Run
-from tawebeval.evaluations.service import EvaluationRegistry
+from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm
 from tawebeval.evaluations.starting import queue_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
-from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.settings import with_constants

@@ -15,8 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.errors import RequestError
-from tawebeval.evaluations.submissions import ReceivedForm, UnwrittenUploads, UploadWriter
-from tawebeval.web.upload import FormReceiver
+from tawebeval.evaluations.service import ReceivedForm
+from tawebeval.web.upload import FormReceiver, UnwrittenUploads, UploadWriter
 from tests.fakes.clients import MULTIPART, Part, parts
 from tests.fakes.uploads import FakeSource
 from tests.fakes.world import InlineThreads
@@ -43,7 +43,6 @@ class FakeSubmissions:
 
     def __init__(self) -> None:
         self.share = Share(SharedResource.UPLOADS, 2**40)
-        self.unwritten = UnwrittenUploads()
 
     def discard_upload(self, directory: Path, size: int, caller: str) -> None:
         shutil.rmtree(directory)
@@ -58,7 +57,7 @@ class UploadTestCase(SynchronousTestCase):
         self.uploads.mkdir()
         self.count = 0
         self.submissions: Any = FakeSubmissions()
-        self.spool, self.unwritten = self.submissions.share, self.submissions.unwritten
+        self.spool, self.unwritten = self.submissions.share, UnwrittenUploads()
 
     def receiver(
         self,
@@ -69,7 +68,8 @@ class UploadTestCase(SynchronousTestCase):
     ) -> FormReceiver:
         self.count += 1
         threads: Any = InlineThreads()
-        files = UploadWriter(self.uploads / str(self.count), FakeSource(), self.unwritten, threads)
+        source: Any = FakeSource()
+        files = UploadWriter(self.uploads / str(self.count), source, self.unwritten, threads)
         receiver = FormReceiver(files, key, configuration, self.submissions, "")
         receiver.check_headers(content_type, length)
         return receiver

@@ -38,8 +38,7 @@ from tawebeval.core.events import (
 )
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
-from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.evaluations.submissions import ReceivedForm
+from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm
 from tawebeval.web.streams import StreamFlowControl, StreamTurns, write_events
 from tests.cases.event_source import EventSource
 from tests.cases.settings import with_constants

@@ -29,9 +29,9 @@ from tawebeval.errors import (
     build_limit_failure,
 )
 from tawebeval.evaluations import eventlog, service
+from tawebeval.evaluations.service import ReceivedForm
 from tawebeval.evaluations.starting import InheritedResources, read_all_events
 from tawebeval.evaluations.store import EvaluationDetails, format_rfc3339_time
-from tawebeval.evaluations.submissions import ReceivedForm
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.workspace import derive_directory_name, derive_log_pseudonym
 from tawebeval.webhooks.records import CallbackState

@@ -15,7 +15,7 @@ from tawebeval.config import Configuration, EvaluationSettings, EventBufferSetti
 from tawebeval.core.events import EventPage
 from tawebeval.core.form import MAX_SEED
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
-from tawebeval.evaluations.submissions import ReceivedForm
+from tawebeval.evaluations.service import ReceivedForm
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tawebeval.config import CallerSettings, Configuration, LimitSettings
-from tawebeval.evaluations import submissions
+from tawebeval.evaluations import service
 from tawebeval.linux import filetree
+from tawebeval.web import upload
 from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Connection, form, head, parts
 
@@ -134,8 +135,8 @@ class UnfinishedFormTests(CallerTestCase):
                 raise OSError("no")
             filetree.remove_tree(directory)
 
-        self.patch(submissions, "remove_tree", remove_tree)
-        self.patch(submissions, "WRITE_BATCH_BYTES", 1)
+        self.patch(service, "remove_tree", remove_tree)
+        self.patch(upload, "WRITE_BATCH_BYTES", 1)
         first = self.send_part("alice")
         self.assertEqual(first.received, b"")
         first.lose()

@@ -9,9 +9,9 @@ from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.evaluations import submissions
-from tawebeval.evaluations.submissions import WRITE_BATCH_BYTES
+from tawebeval.evaluations import service
 from tawebeval.sandbox.workspace import derive_directory_name
+from tawebeval.web.upload import WRITE_BATCH_BYTES
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Part, form, head, parts
 
@@ -189,7 +189,7 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").mkdir()
         connection.lose()
         spool = self.service.registry.submissions.share
-        self.assertEqual((spool.used, self.service.registry.submissions.unwritten.size), (0, 0))
+        self.assertEqual((spool.used, self.service.context.forms.unwritten.size), (0, 0))
 
 
 class GivenUpTests(RawTestCase):
@@ -209,8 +209,8 @@ class GivenUpTests(RawTestCase):
                 self.assertTrue((upload / "submission" / "source" / "solution.py").exists())
             connection.lose()
             self.assertEqual(self.service.leftovers(), [])
-            submissions = self.service.registry.submissions
-            self.assertEqual((submissions.share.used, submissions.unwritten.size), (0, 0))
+            share, forms = self.service.registry.submissions.share, self.service.context.forms
+            self.assertEqual((share.used, forms.unwritten.size), (0, 0))
             self.assertEqual(self.service.reactor.getDelayedCalls(), [])
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
         self.assertEqual(self.service.world.spawn.children, [])
@@ -236,7 +236,7 @@ class GivenUpTests(RawTestCase):
             self.service.registry.submissions.share,
             self.service.registry.context.cleanup_queue,
         )
-        self.patch(submissions, "remove_tree", fail_once)
+        self.patch(service, "remove_tree", fail_once)
         with capturedLogs() as events:
             self.post(400, form(parts(seed=b"x", source=b"x" * WRITE_BATCH_BYTES)))
         self.assertGreater(spool.used, 0)

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 
 from tawebeval.config import Configuration, HttpSettings, LimitSettings
-from tawebeval.evaluations.submissions import WRITE_BATCH_BYTES
+from tawebeval.web.upload import WRITE_BATCH_BYTES
 from tests.cases.settings import with_constants
 from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Service, form, head, parts
@@ -42,7 +42,7 @@ class SlowDiskTests(RawTestCase):
             self.root / "slow", self.configuration, running=4, uploading=self.threads
         )
         self.spool = self.service.registry.submissions.share
-        self.unwritten = self.service.registry.submissions.unwritten
+        self.unwritten = self.service.context.forms.unwritten
 
     def close(self) -> None:
         self.threads.finish()
