@@ -60,6 +60,8 @@ def follow(journey: Journey) -> Iterator[None]:
 def follow_journeys(directory: Path) -> dict[str, Journey]:
     """Return the journeys by name; the service's files lie in `directory`."""
     service = Service(directory)
+    # The start makes them, for it checks problems by them; forms find them in a cache.
+    assert service.configuration.limits.requestable_ranges
     client, agent = service.treq()
     names = ("POST to start", "stdout to poll", "DELETE to end", "restart")
     found = {name: Journey() for name in names}

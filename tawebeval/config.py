@@ -25,9 +25,9 @@ from tawebeval.core.form import (
     FIELD_NAME_PATTERN,
     LIMIT_UNITS,
     OWN_INPUT_FIELD,
-    ChosenLimits,
     LimitRange,
     SubmissionFile,
+    choose_limits,
     describe_limit,
     find_field_size_limit,
     parse_form,
@@ -371,7 +371,7 @@ class MaximumLimitSettings(Section, frozen=True):
 class LimitSettings(Section, frozen=True):
     """`[limits]`: limits of one request and of one evaluation.
 
-    One evaluation has the limits of `choose_limits`.
+    One evaluation has the limits of `core.form.choose_limits`.
     """
 
     request_body: _Bytes = 64 * MIB
@@ -407,27 +407,15 @@ class LimitSettings(Section, frozen=True):
     @lru_cache(4)  # noqa: B019  (each form needs them; four configurations are no leak)
     def requestable_ranges(self) -> Mapping[str, LimitRange]:
         """The values that a request may choose, by the names of the limits."""
-        return {name: LimitRange(_LEAST[name], self._find_maximum(name)) for name in LIMIT_UNITS}
-
-    def choose_limits(self, chosen: ChosenLimits) -> LimitSettings:
-        """Return the limits of an evaluation: those that its request has chosen, and the defaults.
-
-        A restart may have lowered a maximum after the request: then the maximum holds.
-        """
-        if not chosen:
-            return self
-        return structs.replace(
-            self, **{name: min(value, self._find_maximum(name)) for name, value in chosen.items()}
-        )
+        return {
+            name: LimitRange(_LEAST[name], max(getattr(self, name), getattr(self.maximum, name)))
+            for name in LIMIT_UNITS
+        }
 
     @property
     def largest_requestable(self) -> LimitSettings:
         """The limits of the largest evaluation that a request may ask for."""
-        return self.choose_limits(dict.fromkeys(LIMIT_UNITS, inf))
-
-    def _find_maximum(self, name: str) -> int | float:
-        allowed: int | float = max(getattr(self, name), getattr(self.maximum, name))
-        return allowed
+        return choose_limits(self, dict.fromkeys(LIMIT_UNITS, inf), self.requestable_ranges)
 
 
 def _read_least(name: str) -> float:

@@ -23,7 +23,7 @@ from tawebeval.config import (
     add_problems,
     parse_configuration,
 )
-from tawebeval.core.form import LimitRange
+from tawebeval.core.form import LimitRange, choose_limits
 from tawebeval.errors import ConfigurationError, ProblemClosed
 from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings, read_setting
 
@@ -152,7 +152,7 @@ class MaximumTests(RefusalTestCase):
 
     def test_default_is_the_maximum_unless_one_is_set(self) -> None:
         limits = Configuration().limits
-        self.assertIs(limits.choose_limits({}), limits)
+        self.assertIs(choose_limits(limits, {}, limits.requestable_ranges), limits)
         self.assertEqual(limits.largest_requestable, limits)
         ranges = limits.requestable_ranges
         self.assertEqual(ranges["memory"], LimitRange(16 * MIB, 512 * MIB))
@@ -162,7 +162,8 @@ class MaximumTests(RefusalTestCase):
         limits = parse_configuration(
             "[limits]\ncpu = 10\nprocesses = 20\n[limits.maximum]\nprocesses = 40"
         ).limits
-        chosen = limits.choose_limits({"cpu": 5, "processes": 50})
+        wanted = {"cpu": 5, "processes": 50}
+        chosen = choose_limits(limits, wanted, limits.requestable_ranges)
         self.assertEqual((chosen.cpu, chosen.processes), (5, 40))
         self.assertEqual(chosen.memory, limits.memory)
         self.assertEqual(

@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import attrs
 import msgspec
+from msgspec import structs
 
 from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import InvalidField, format_size
@@ -30,6 +31,8 @@ _EXCERPT = 80  # characters of a wrong name, in its error
 # RFC 8187, section 3.2.1. Python's codecs are not asked: they keep each unknown name for ever.
 _EXTENDED = re.compile(r"([^']*)'[0-9A-Za-z-]*'((?:[!#$&+.^_`|~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*)")
 _CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "iso-8859-1"}
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 LimitUnit = Literal["seconds", "whole seconds", "bytes", "count"]
 
@@ -147,6 +150,17 @@ def _parse_limit(name: str, value: str, allowed: LimitRange, hint: str) -> int |
             limit=allowed.maximum,
         )
     return number
+
+
+def choose_limits(defaults: S, chosen: ChosenLimits, ranges: Mapping[str, LimitRange]) -> S:
+    """Return the limits of an evaluation: those that its request has chosen, else `defaults`.
+
+    A restart may have lowered a maximum after the request: then the maximum holds.
+    """
+    if not chosen:
+        return defaults
+    changes = {name: min(value, ranges[name].maximum) for name, value in chosen.items()}
+    return structs.replace(defaults, **changes)
 
 
 def parse_size(text: str) -> int | None:

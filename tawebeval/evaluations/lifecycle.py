@@ -32,6 +32,7 @@ from tawebeval.core.evaluations import (
     check_transition,
 )
 from tawebeval.core.events import EMPTY_BATCH, EventBatch, EventLog, encode_error_event
+from tawebeval.core.form import choose_limits
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, EvaluationNotFound, format_size
@@ -124,7 +125,8 @@ class Evaluation:
         """The limits of the run; before the start those that a start would have now."""
         if self.details.limits is not None:
             return self.details.limits
-        return self.context.configuration.limits.choose_limits(self.details.request.limits)
+        defaults, chosen = self.context.configuration.limits, self.details.request.limits
+        return choose_limits(defaults, chosen, defaults.requestable_ranges)
 
     @property
     def is_client_waiting(self) -> bool:

@@ -33,7 +33,12 @@ from tawebeval.core.evaluations import (
     merge_list_pages,
     parse_list_page,
 )
-from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME, LIMIT_UNITS, parse_limits
+from tawebeval.core.form import (
+    DEFAULT_ENVIRONMENT_NAME,
+    LIMIT_UNITS,
+    choose_limits,
+    parse_limits,
+)
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress, parse_server_address
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import CALLER_NAME_PATTERN
@@ -317,7 +322,8 @@ def describe_problem(configuration: Configuration, name: str) -> dict[str, Any]:
     """Return what the list has of a problem."""
     problem, limits = configuration.problems[name], configuration.limits
     values = {name: str(value) for name, value in problem.limits.items()}
-    held = limits.choose_limits(parse_limits(values, limits.requestable_ranges))
+    ranges = limits.requestable_ranges
+    held = choose_limits(limits, parse_limits(values, ranges), ranges)
     return {
         "name": name,
         "title": problem.title,
