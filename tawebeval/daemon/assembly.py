@@ -97,7 +97,6 @@ from tawebeval.web.auth import Authentication, EvaluationLinks
 from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import HealthAndMetrics, KleinApplication, WebContext
 from tawebeval.web.server.channel import DRAIN_TIMEOUT, ApiSite
-from tawebeval.web.server.messages import RequestLog
 from tawebeval.web.upload import FormReceiverFactory
 from tawebeval.webhooks.deliveries import CallbackQueue, make_callback_queue
 
@@ -559,7 +558,6 @@ def build_application(
                 base.store, signer, authentication, base.reactor, time, os.urandom
             ),
             health_and_metrics=health_and_metrics,
-            request_log=RequestLog(base.configuration.log.access),
         )
     )
 
@@ -646,7 +644,7 @@ def build_daemon(
         open_metrics_authentication(configuration, reactor),
     )
     application = build_application(base, registry, authentication, health_and_metrics)
-    site = ApiSite(application, context, application.context.request_log, reactor)
+    site = ApiSite(application, context, reactor)
     authentication.on_reload.append(partial(site.abort_requests, application.is_still_permitted))
 
     startup = StartupChecks(directories, cgroups, base.sandbox, threads.pools, inherited)

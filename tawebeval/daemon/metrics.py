@@ -304,7 +304,7 @@ class DaemonMetrics(Collector):
             for known in self.application.list_routes()
             for status in _ALARMING
         }
-        request_log = self.application.context.request_log
+        request_log = self.site.request_log
         for (method, route, status), number in request_log.response_counts.items():
             answers[method, route, str(status)] = number
         yield _counter(

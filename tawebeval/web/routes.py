@@ -70,7 +70,6 @@ from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     JSON_MEDIA_TYPE,
     UNKNOWN_ROUTE,
-    RequestLog,
     collapse_slashes,
     decode_path,
     get_header_elements,
@@ -131,7 +130,6 @@ class WebContext:
     lists: EvaluationLists
     links: EvaluationLinks
     health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
-    request_log: RequestLog = attrs.field(factory=RequestLog)
     stream_turns: StreamTurns = attrs.Factory(lambda self: StreamTurns(self.clock), takes_self=True)
 
     @property

@@ -270,9 +270,7 @@ class Service:
         )
         self.application = application = KleinApplication(self.context)
         self.app = application.app
-        self.site = ApiSite(
-            application, self.registry.context, self.context.request_log, self.reactor
-        )
+        self.site = ApiSite(application, self.registry.context, self.reactor)
         self.access.on_reload.append(
             partial(self.site.abort_requests, application.is_still_permitted)
         )

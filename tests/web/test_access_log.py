@@ -28,7 +28,7 @@ class TrafficTestCase(WebTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.identifier = self.evaluate()
-        self.request_log = self.service.context.request_log
+        self.request_log = self.service.site.request_log
         self.request_log.response_counts.clear()
         self.request_log.response_durations.clear()
 

@@ -170,7 +170,7 @@ class LinkTests(LinkTestCase):
 
     def test_access_log_names_the_owner_and_no_link(self) -> None:
         link = self.share()
-        self.service.context.request_log.is_enabled = True
+        self.service.site.request_log.is_enabled = True
         with capturedLogs() as events:
             self.read(link, "/events?after=")
         lines = [str(formatEvent(event)) for event in events]

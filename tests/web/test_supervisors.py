@@ -127,7 +127,7 @@ class AccessTests(SupervisorTestCase):
             self.call("GET", place, status, "teacher")
 
     def test_log_names_the_supervisor_and_the_member(self) -> None:
-        log = self.service.context.request_log
+        log = self.service.site.request_log
         log.is_enabled = True
         lines: list[str] = []
         self.patch(type(log), "_write_line", lambda _, *line: lines.append(line[4]))

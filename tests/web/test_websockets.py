@@ -35,7 +35,7 @@ class HandshakeTests(SocketTestCase):
 
     def test_websocket_is_counted_with_its_status_when_over(self) -> None:
         follower = self.open()
-        counted = self.service.context.request_log.response_counts
+        counted = self.service.site.request_log.response_counts
         self.assertNotIn(EVENTS_ROUTE, [route for _, route, _ in counted])
         follower.connection.lose()
         self.assertEqual(counted["GET", EVENTS_ROUTE, 101], 1)

@@ -931,13 +931,7 @@ class ApiSite(Site):
     connection_count = 0
     is_draining = False
 
-    def __init__(
-        self,
-        application: Application,
-        owner: ConfigurationOwner,
-        request_log: RequestLog,
-        reactor: Any,
-    ) -> None:
+    def __init__(self, application: Application, owner: ConfigurationOwner, reactor: Any) -> None:
         super().__init__(
             application,
             requestFactory=ApiRequest,
@@ -946,7 +940,7 @@ class ApiSite(Site):
             parsePOSTFormSubmission=False,
         )
         self.application = application
-        self.request_log = request_log
+        self.request_log = RequestLog(owner.configuration.log.access)
         self._owner = owner
         self.settings = settings = owner.configuration.http
         self.clock = reactor

@@ -105,7 +105,7 @@ class RoutesBelowTests(RawTestCase):
     def test_route_is_counted_and_logged_without_the_base_path(self) -> None:
         self.ask_raw(f"GET {BELOW}/health")
         self.assertEqual(
-            self.service.context.request_log.response_counts, {("GET", "/health", 200): 1}
+            self.service.site.request_log.response_counts, {("GET", "/health", 200): 1}
         )
 
 
@@ -116,7 +116,7 @@ class EarlyRefusalsTests(RawTestCase):
 
     def refused(self, status: int, client: str) -> list[str]:
         """Return the paths in the log of a form from a client that is refused so."""
-        request_log = self.service.context.request_log
+        request_log = self.service.site.request_log
         self.patch(request_log, "is_enabled", True)
         request_log.response_counts.clear()
         connection = self.service.connect(PROXY)

@@ -124,7 +124,7 @@ class ProxiedTestCase(RawTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.service.context.request_log.is_enabled = True
+        self.service.site.request_log.is_enabled = True
         self.identifier = self.evaluate()
 
     def from_(self, address: IAddress) -> Connection:

@@ -23,7 +23,6 @@ from twisted.web.websocket import WebSocketResource
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.web.server.channel import ApiSite
-from tawebeval.web.server.messages import RequestLog
 from tawebeval.web.streams import EventWebSocket, StreamTurns, prepare_handshake
 from tests.cases.certificates import make_certificate
 from tests.cases.patience import PATIENCE
@@ -67,8 +66,8 @@ class EchoingApplication:
 def make_site() -> ApiSite:
     """Return a site with little patience."""
     settings = with_constants(HttpSettings, head_timeout=0.1)()
-    owner = SimpleNamespace(configuration=Configuration(http=settings))
-    return ApiSite(EchoingApplication(), owner, RequestLog(), reactor)
+    owner: Any = SimpleNamespace(configuration=Configuration(http=settings))
+    return ApiSite(EchoingApplication(), owner, reactor)
 
 
 class TlsTests(TestCase):
