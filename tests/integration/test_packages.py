@@ -8,13 +8,13 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from twisted.trial.unittest import TestCase
+from uuid import uuid4
 
 import tawebeval
-from tests.cases.patience import LONG_PATIENCE
+from tests.integration.client import Event, data, text
+from tests.integration.harness import DaemonTestCase
 from tests.integration.terminal import piped
-from tests.integration.unprivileged import USER, temporary_folder
+from tests.integration.unprivileged import USER
 
 JUDGE = Path(tawebeval.__file__).parent / "sandbox" / "tools" / "bin" / "tawebeval-judge"
 BY = ("--user", USER.pw_name) if USER else ()
@@ -360,21 +360,26 @@ OWN = {
 }
 
 
-class PackageTests(TestCase):
-    timeout = LONG_PATIENCE
-    maxDiff = None
+def keep_solutions(files: Mapping[str, str], *kept: str) -> dict[str, str]:
+    """Return a package without its other submissions."""
+    others = ("submissions/", "sol/")
+    return {
+        path: content
+        for path, content in files.items()
+        if path in kept or not path.startswith(others)
+    }
 
-    def setUp(self) -> None:
-        self.folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, self.folder)
+
+class PackageTests(DaemonTestCase):
+    maxDiff = None
 
     def write(self, files: Mapping[str, str]) -> str:
         """Write a package; return its directory."""
         root = self.folder / "package"
-        for name, text in files.items():
+        for name, content in files.items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(content)
             path.chmod(0o755)
         return str(root)
 
@@ -385,19 +390,34 @@ class PackageTests(TestCase):
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return {"/".join(row["submission"].split("/")[-2:]): row for row in json.loads(done.stdout)}
 
-    async def try_package(
-        self, files: Mapping[str, str], solution: str, *options: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Try a submission of the package; return what came of it."""
-        root = self.write(files)
-        command = ("try", root, "--evaluator", "tawebeval-judge", *options, f"{root}/{solution}")
-        return await piped("http://127.0.0.1:9", *command, *BY, TMPDIR=str(self.folder))
+    async def run_judge(
+        self,
+        files: Mapping[str, str],
+        solution: str,
+        own_input: str | None = None,
+        command: str = "tawebeval-judge",
+    ) -> list[Event]:
+        """Return the events of the judge, and its stderr, for a submission of the package."""
+        place = f"package-{uuid4().hex}"
+        for path, content in files.items():
+            self.repository.write(f"{place}/{path}", content, 0o755)
+        self.commit = self.repository.commit()
+        submitted = [("source", Path(solution).name, files[solution].encode())]
+        if own_input is not None:
+            submitted.append(("own_input", "own.txt", own_input.encode()))
+        identifier = await self.client.evaluate(
+            self.repository.url,
+            self.commit,
+            command,
+            files=submitted,
+            directory=place,
+        )
+        stderr = (await self.client.ended(identifier))["stderr"]
+        return [*await self.client.follow(identifier), {"type": "stderr", "payload": stderr}]
 
     async def judge(self, files: Mapping[str, str], solution: str) -> list[Any]:
         """Return the data that the judge sends of a submission."""
-        done = await self.try_package(files, solution, "--events")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        return [json.loads(line)["payload"] for line in done.stdout.splitlines()]
+        return data(await self.run_judge(files, solution))
 
     async def test_kattis_package_is_compared_with_its_directories(self) -> None:
         rows = await self.check(KATTIS, status=1)
@@ -490,12 +510,15 @@ class PackageTests(TestCase):
             )
 
     async def test_case_without_answer_is_a_fault_of_the_package(self) -> None:
-        files = {name: text for name, text in KATTIS.items() if name != "data/secret/3.ans"}
+        kept = ("submissions/accepted/right.py", "submissions/wrong_answer/two.py")
+        files = keep_solutions(KATTIS, *kept)
+        del files["data/secret/3.ans"]
         rows = await self.check(files, status=1)
         self.assertIn("secret/3.ans is missing", rows["accepted/right.py"]["message"])
-        done = await self.try_package(files, "submissions/wrong_answer/two.py")
-        self.assertNotIn("wrong answer", done.stdout + done.stderr)
-        self.assertIn("a case has no answer: run `tawebeval check` to see why", done.stderr)
+        *events, stderr = await self.run_judge(files, "submissions/wrong_answer/two.py")
+        self.assertNotIn("wrong", json.dumps(events))
+        said = "a case has no answer: run `tawebeval check` to see why"
+        self.assertIn(said, stderr["payload"])
 
     async def test_polygon_package_is_compared_with_its_tags(self) -> None:
         rows = await self.check(POLYGON)
@@ -559,12 +582,14 @@ class PackageTests(TestCase):
         self.assertEqual(rows["sol/solution.py"]["found"], "accepted, 1/1, score 100")
         case = (await self.judge(CONTROLLED, "sol/solution.py"))[0]
         self.assertEqual(case["message"], "it is 12")
-        few = CONTROLLED["task.yaml.orig"] + "controller_process_limit: 1\n"
-        rows = await self.check({**CONTROLLED, "task.yaml.orig": few}, status=1)
+        files = keep_solutions(CONTROLLED, "sol/solution.py")
+        few = files["task.yaml.orig"] + "controller_process_limit: 1\n"
+        shutil.rmtree(self.folder / "package")
+        rows = await self.check({**files, "task.yaml.orig": few}, status=1)
         self.assertIn("unexpected 'START_SOLUTION'", rows["sol/solution.py"]["message"])
         shutil.rmtree(self.folder / "package")
         ended = 'print("START_SOLUTION\\n" * 3, flush=True)\nraise SystemExit(3)\n'
-        rows = await self.check({**CONTROLLED, "check/controller.py": ended}, status=1)
+        rows = await self.check({**files, "check/controller.py": ended}, status=1)
         self.assertIn("controller: ", rows["sol/solution.py"]["message"])
 
     async def test_submission_that_is_not_built_comes_to_all_cases_and_no_more(self) -> None:
@@ -575,7 +600,6 @@ class PackageTests(TestCase):
             progress = [value for value in events if value["type"] == "progress"][-1]
             self.assertEqual(progress["done"], progress["total"])
             self.assertEqual(progress["total"], len(cases) - 1)
-            shutil.rmtree(self.folder / "package")
 
     async def test_public_case_of_cms_shows_no_expected_output(self) -> None:
         text = OUTPUTS["task.yaml"] + "public_testcases: all\n"
@@ -592,16 +616,13 @@ class PackageTests(TestCase):
         self.assertIn({"type": "score", "score": 50.0, "maximum": 100.0}, events)
 
     async def test_own_input_is_read_and_what_is_printed_is_shown_without_a_verdict(self) -> None:
-        crash, broken = (
-            "submissions/run_time_error/crash.py",
-            "submissions/run_time_error/broken.py",
-        )
+        failing = "submissions/run_time_error"
         for files, solution, own_input, words in (
             (KATTIS, "submissions/accepted/right.py", "40 2.5", "42.5001\n"),
             (KATTIS, "submissions/wrong_answer/thief.py", "1 1", "'HOME': '/tmp'"),
             (
                 KATTIS,
-                crash,
+                f"{failing}/crash.py",
                 "2 2",
                 "ZeroDivisionError: division by zero\nruntime error: exit status 1",
             ),
@@ -609,27 +630,18 @@ class PackageTests(TestCase):
             (POLYGON, "solutions/main.py", "20 3", "23\n"),
             (CMS, "sol/negative.py", "7", "14\n"),
         ):
-            own = self.folder / "own.txt"
-            own.write_text(own_input)
-            shutil.rmtree(self.folder / "package", ignore_errors=True)
-            done = await self.try_package(files, solution, "--events", f"own_input:{own}")
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            events = [json.loads(line) for line in done.stdout.splitlines()]
-            self.assertEqual({event["type"] for event in events}, {"text"}, solution)
-            printed = "".join(event["payload"] for event in events)
-            self.assertIn(words, printed)
-            self.assertNotIn("Done", printed)  # of a secret answer
+            *events, _ = await self.run_judge(files, solution, own_input)
+            self.assertEqual({event["type"] for event in events}, {"text"}, (solution, events))
+            self.assertIn(words, text(events))
+            self.assertNotIn("Done", text(events))  # of a secret answer
         for files, solution in (
-            (INTERACTIVE, next(path for path in INTERACTIVE if path.startswith("submissions/"))),
+            (INTERACTIVE, "submissions/accepted/bisect.py"),
             (TALK, "solutions/main.py"),
             (OUTPUTS, "output/output1.txt"),
         ):
-            shutil.rmtree(self.folder / "package")
-            done = await self.try_package(files, solution, f"own_input:{own}")
-            self.assertIn("do not run on an input alone", done.stdout + done.stderr)
-        shutil.rmtree(self.folder / "package")
-        done = await self.try_package(KATTIS, broken, "--events", f"own_input:{own}")
-        (case,) = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
+            said = json.dumps(await self.run_judge(files, solution, "7"))
+            self.assertIn("do not run on an input alone", said)
+        (case,) = data(await self.run_judge(KATTIS, f"{failing}/broken.py", "7"))
         self.assertEqual(case["verdict"], "compile_error")
 
     async def test_package_without_cases_accepts_nothing(self) -> None:
@@ -653,14 +665,14 @@ class PackageTests(TestCase):
         self.assertIn("problem.toml and solutions/ differ: c.txt", done.stderr)
 
     async def test_package_that_cannot_be_judged_says_why(self) -> None:
-        for text, said in (
+        for problem, said in (
             ("name: *x\n", "problem.yaml: line 1: '*' at the start of a value"),
             ("name: Empty\n", "the package has no submissions"),
         ):
             files = {
                 path: content for path, content in PASSES.items() if not path.startswith("sub")
             }
-            root = self.write({**files, "problem.yaml": text})
+            root = self.write({**files, "problem.yaml": problem})
             done = await piped("http://127.0.0.1:9", "check", root, *BY, TMPDIR=str(self.folder))
             self.assertEqual(done.returncode, 2)
             self.assertIn(said, done.stderr)
@@ -668,7 +680,7 @@ class PackageTests(TestCase):
     def test_wrong_value_of_a_package_is_named_with_its_file(self) -> None:
         problem, verdicts, task = "problem.yaml", "submissions/submissions.yaml", "task.yaml"
         group = "score_type: GroupMin\nscore_type_parameters: "
-        for name, text, said in (
+        for name, content, said in (
             (problem, "limits: {memory: x}", "problem.yaml: memory is 'x', not"),
             (problem, "constants: [a]", "problem.yaml: constants are ['a'], no"),
             (problem, "limits: {time_multipliers: 3}", "problem.yaml: time_multipliers are 3, no"),
@@ -683,7 +695,7 @@ class PackageTests(TestCase):
             (task, "time_limit: []", "task.yaml: time_limit is [], not"),
         ):
             files, before = (OUTPUTS, OUTPUTS[task]) if name == task else (PASSES, "")
-            root = self.write({**files, name: f"{before}{text}\n"})
+            root = self.write({**files, name: f"{before}{content}\n"})
             done = subprocess.run([JUDGE, "--list"], cwd=root, capture_output=True, text=True)
             self.assertEqual(done.returncode, 1, done)
             self.assertIn(said, done.stderr)
@@ -693,13 +705,12 @@ class PackageTests(TestCase):
         files = {**PASSES, "output_validator/validate.py": "secret = (\n"}
         rows = await self.check(files, status=1)
         self.assertIn("secret = (", rows["accepted/add.py"]["message"])
-        done = await self.try_package(files, "submissions/accepted/add.py")
-        self.assertNotIn("secret", done.stdout + done.stderr)
-        self.assertIn("validate.py cannot be built: run `tawebeval check` to see why", done.stderr)
+        *events, stderr = await self.run_judge(files, "submissions/accepted/add.py")
+        self.assertNotIn("secret", json.dumps([*events, stderr]))
+        said = "validate.py cannot be built: run `tawebeval check` to see why"
+        self.assertIn(said, stderr["payload"])
 
     async def test_inputs_and_outputs_that_are_made_take_the_place_of_the_last(self) -> None:
         judge = "tawebeval-judge >/dev/null; find $TEMPORARY_DIRECTORY -name '??*put.txt' | wc -l"
-        command = ("try", self.write(CMS), "--evaluator", judge, *BY)
-        solution = f"{self.folder}/package/sol/solution.py"
-        done = await piped("http://127.0.0.1:9", *command, solution, TMPDIR=str(self.folder))
-        self.assertEqual(done.stdout, "2\n", done.stderr)
+        *events, _ = await self.run_judge(CMS, "sol/solution.py", command=judge)
+        self.assertEqual(text(events), "2\n")
