@@ -31,7 +31,7 @@ _BUILDER = (
     *("git", "bubblewrap", "libseccomp2", "systemd", "util-linux"),
 )
 # What README.md says that is needed, the programs that `bare.QUICK` uses, and no more.
-_BARE = (*README_PACKAGES.split(), "nodejs", "openssl", "procps", "systemd", "xz-utils")
+_BARE = (*README_PACKAGES.split(), "openssl", "procps", "systemd", "xz-utils")
 # As Debian's installer writes it.
 _HOSTS = "127.0.0.1\\tlocalhost\\n::1\\tlocalhost ip6-localhost ip6-loopback\\n"
 # A toolchain for evaluators, with another Python and another JDK than this machine's.

@@ -38,6 +38,9 @@ CUT = "the power is cut"
 POWER_CUT = "power cut"
 CGROUP_TESTS = "cgroups of an ordinary user"
 
+# Of the unit and of evaluations, for three checks in a row: a start takes a quarter of a minute.
+SMALL, PATIENT = "MemoryMax=384M", limits(cpu=600, memory=2048 * MIB)
+
 # What the check of a power cut has begun, for that after the boot.
 _MADE = Path("/root/given/made.json")
 _SYNCED = 15  # seconds after which what was stored is on the disk
@@ -136,7 +139,8 @@ def limit(attack: Attack) -> None:
 
 def submissions() -> None:
     """Hold that submissions run apart, each within limits of its own, by cgroups of version 2."""
-    service.configure(limits(cpu=600))
+    service.override(SMALL)
+    service.configure(PATIENT)
     lines = follow(begin(_SUBMISSIONS)).text.splitlines()
     assert lines[-1] == "alive", lines
     reports = [json.loads(line) for line in lines[:-1]]
@@ -159,7 +163,8 @@ def processor_time(word: str) -> float:
 
 def processor_share() -> None:
     """Hold that two processes get as much processor time as the eight of another evaluation."""
-    service.configure(limits(cpu=600))
+    service.override(SMALL)
+    service.configure(PATIENT)
     spinning = [begin_python(SPIN, words) for words in ("8 many", "2 few")]
     for identifier in spinning:
         follow(identifier, "spins")
@@ -179,8 +184,8 @@ def memory_killer() -> None:
     Then as if the machine had none left, by a command to the kernel: one that really has none
     spends minutes on reading its programs from the disk again and again.
     """
-    service.override("MemoryMax=384M")
-    service.configure(limits(cpu=600, memory=2048 * MIB))
+    service.override(SMALL)
+    service.configure(PATIENT)
     try:
         daemon = show("MainPID")
         hold_killed(begin_python(ALL_MEMORY), "takes all\n")
@@ -206,10 +211,11 @@ def hold_killed(identifier: str, printed: str) -> None:
 def restart() -> None:
     """Hold that evaluations go on over a restart, with their limits, and end at a stop."""
     before = show("MainPID")
-    identifier = begin("echo ready; sleep 20; echo late; exec tail /dev/zero")
+    identifier = begin(f"{service.HOLD}; echo late; exec tail /dev/zero")
     follow(identifier, "ready")
     run("systemctl", "restart", UNIT)
     assert show("MainPID") != before
+    service.let_go()
     found = follow(identifier)
     assert found.text == "ready\nlate\n", found.text
     assert found.error["reason"] == "memory", found.error
@@ -318,9 +324,10 @@ def upgrade() -> None:
     fetched = {path.name for path in (CACHE / "repositories").iterdir()}
     assert fetched, "nothing is cached"
     opened = show("ActiveEnterTimestamp", SOCKET)
-    identifier = begin("echo ready; sleep 60; echo late")
+    identifier = begin(f"{service.HOLD}; echo late")
     follow(identifier, "ready")
     upgrade_package()
+    service.let_go()
     assert show("ActiveEnterTimestamp", SOCKET) == opened, "the socket was closed meanwhile"
     assert follow(identifier).text == "ready\nlate\n"
     assert [path.read_text() for path in kept] == before

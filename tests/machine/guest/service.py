@@ -18,6 +18,8 @@ STARTER = "tawebeval-starter.service"
 CONFIGURATION = Path("/etc/tawebeval/tawebeval.toml")
 DOCUMENTS = Path("/usr/share/doc/tawebeval")
 STATE, CACHE = Path("/var/lib/tawebeval"), Path("/var/cache/tawebeval")
+HOLD = "mkfifo $TEMPORARY_DIRECTORY/go; echo ready; read -r line <$TEMPORARY_DIRECTORY/go"
+"""With it an evaluator prints `ready`, and waits for `let_go`."""
 PATIENCE = 1800.0
 """Seconds for one thing to happen, on an emulated processor that others use, too."""
 
@@ -66,13 +68,20 @@ def is_ready() -> bool:
 
 
 def override(*lines: str, units: Sequence[str] = (UNIT, STARTER)) -> None:
-    """Stop the units, and change some as `systemctl edit` does; the others are as shipped."""
-    for unit in (UNIT, STARTER):
-        folder = Path(f"/etc/systemd/system/{unit}.d")
-        shutil.rmtree(folder, ignore_errors=True)
-        if lines and unit in units:
-            folder.mkdir()
-            (folder / "check.conf").write_text("\n".join(["[Service]", *lines, ""]))
+    """Stop the units, and change some as `systemctl edit` does; the others are as shipped.
+
+    What is so already stays as it is.
+    """
+    text = "\n".join(["[Service]", *lines, ""]) if lines else ""
+    wanted = {unit: text if unit in units else "" for unit in (UNIT, STARTER)}
+    files = {unit: Path(f"/etc/systemd/system/{unit}.d/check.conf") for unit in wanted}
+    if wanted == {unit: path.read_text() if path.exists() else "" for unit, path in files.items()}:
+        return
+    for unit, path in files.items():
+        shutil.rmtree(path.parent, ignore_errors=True)
+        if wanted[unit]:
+            path.parent.mkdir()
+            path.write_text(wanted[unit])
     run("systemctl", "daemon-reload")
     run("systemctl", "stop", UNIT, STARTER)
 
@@ -150,6 +159,12 @@ def begin_python(program: str, arguments: str = "") -> str:
     `arguments` are words for the shell.
     """
     return begin(f"exec python3 -c {shlex.quote(program)} {arguments}")
+
+
+def let_go() -> None:
+    """Let the evaluator that waits go on."""
+    (gate,) = STATE.glob("evaluations/*/tmp/go")
+    gate.write_text("\n")
 
 
 class Outcome:
