@@ -117,10 +117,18 @@ _EXPLANATIONS = {
     r"returned error: (429|5\d\d)": (
         "the git server cannot answer now (HTTP status {}); try again later"
     ),
-    r"returned error: 30[12378](?!\d)": (
-        "the repository has moved, or needs credentials: the git server redirects, and redirects"
-        " are not followed; use the new URL, which `git ls-remote URL` prints, or ask the operator"
-        " (repositories.credentials)"
+    r"returned error: (30[178])(?!\d)": (
+        "the repository has moved (HTTP status {}), and redirects are not followed; use the new"
+        " URL, which `git ls-remote URL` prints"
+    ),
+    r"returned error: (30[23])(?!\d)": (
+        "the git server redirects to another page, such as a login page (HTTP status {}); ask the"
+        " operator for credentials (repositories.credentials), or use the new URL if `git ls-remote"
+        " URL` prints one"
+    ),
+    "not support shallow (?:clients|requests)": (
+        "the git server lacks the feature `shallow`, by which single commits are fetched; use a"
+        " server that has it, such as GitHub, GitLab or git's own"
     ),
     "dumb http transport|not valid: is this a git|invalid server response|bad line length": (
         "repository[url] leads to a web page or a server of plain files, not to a git server; use"

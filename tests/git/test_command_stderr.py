@@ -111,12 +111,17 @@ class ClassificationTests(SynchronousTestCase):
             ("ERROR: Repository not found.\nfatal: Could not read", "does not exist"),
             ("git@h: Permission denied (publickey).\nfatal: x", "needs credentials"),
             (f"{ACCESS} The requested URL returned error: 403", "access (HTTP status 403)"),
-            (f"{ACCESS} The requested URL returned error: 301", "has moved"),
+            (f"{ACCESS} The requested URL returned error: 301", "has moved (HTTP status 301)"),
+            (f"{ACCESS} The requested URL returned error: 302", "a login page (HTTP status 302)"),
+            (f"{ACCESS} The requested URL returned error: 303", "(repositories.credentials)"),
+            (f"{ACCESS} The requested URL returned error: 307", "use the new URL"),
             (f"{ACCESS} The requested URL returned error: 502", "answer now (HTTP status 502)"),
             (
                 "fatal: dumb http transport does not support shallow capabilities",
                 "server of plain files",
             ),
+            ("fatal: Server does not support shallow clients", "lacks the feature `shallow`"),
+            ("fatal: Server does not support shallow requests", "lacks the feature `shallow`"),
             (f"fatal: {PAGE}", "leads to a web page"),
             ("fatal: invalid server response; got '<html>'", "leads to a web page"),
             (

@@ -40,13 +40,14 @@ class ServerTests(BareRepositoryCase):
         self.addCleanup(server.stop)
         return server.url
 
-    async def test_moved_repository_is_named_as_such(self) -> None:
-        for status in (301, 307):
+    async def test_moved_repository_and_login_page_are_told_apart(self) -> None:
+        moved, login = "has moved", "such as a login page"
+        for status, words in ((301, moved), (307, moved), (302, login), (303, login)):
             url = self.serve(("/old", status, "/source/.git"))
-            self.assertIn("has moved", await self.explain(f"{url}/old"))
+            self.assertIn(words, await self.explain(f"{url}/old"))
             with self.assertRaises(EvaluationFailure) as caught:
                 await self.servers.resolve_branch(Repository(f"{url}/old", "main"))
-            self.assertIn("has moved", caught.exception.message)
+            self.assertIn(words, caught.exception.message)
 
     async def test_web_page_is_no_missing_commit(self) -> None:
         page = "<html>Sign in</html>"
