@@ -118,7 +118,10 @@ def open_tracer(environment: Mapping[str, str]) -> EvaluationTracer | None:
     is_disabled = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if not asked or is_disabled or environment.get("OTEL_TRACES_EXPORTER") == "none":
         return None
+    exporter = environment.get("OTEL_TRACES_EXPORTER") or "otlp"
     try:
+        if exporter != "otlp":
+            raise ValueError(f"OTEL_TRACES_EXPORTER is {exporter!r}; allowed: otlp, none")
         return EvaluationTracer()
     except (ImportError, ValueError) as error:
         words = "no traces: {error}; {name} is set: install tawebeval[traces], or correct OTEL_*"

@@ -302,6 +302,14 @@ class CollectorTests(SynchronousTestCase):
             self.assertIn(why, formatEvent(event))
             self.assertIn("install tawebeval[traces]", formatEvent(event))
 
+    def test_exporter_that_is_not_supported_is_logged_at_the_start(self) -> None:
+        for exporter in ("console", "otlp,console"):
+            with capturedLogs() as captured:
+                self.assertIsNone(open_tracer({"OTEL_TRACES_EXPORTER": exporter}))
+            (event,) = captured
+            said = f"no traces: OTEL_TRACES_EXPORTER is '{exporter}'; allowed: otlp, none;"
+            self.assertIn(said, formatEvent(event))
+
     def test_nothing_is_imported_unless_traces_or_reports_are_wanted(self) -> None:
         done = subprocess.run(
             [sys.executable, "-c", ALL_MODULES], capture_output=True, check=True, text=True
