@@ -55,17 +55,16 @@ The disk is full or fails; the evaluation alone exceeds `archive.size`; a defect
 
 MAX_REMOVALS_PER_STEP = 100
 """Evaluations that one step removes, at most; after it an evaluation may be archived."""
-WRITER_THREADS = 4
-"""Evaluations that are archived at once: each waits for the disk and for Python's lock."""
+WRITER_THREADS, WRITES_PER_CALLER = 4, 3
+"""Evaluations that are archived at once: of all callers, and of one."""
 READER_THREADS, READS_PER_CALLER = 2, 1
 """Reads of the archive at once: of all callers, and of one. Others wait in fair turns."""
 
-_BLOCK = 512  # bytes, the unit of st_blocks
 _ROW = 2048  # bytes of the disk that a row takes, or so
 _DAY = 24 * 60 * 60.0
 _RETRY_AFTER = 5  # seconds
 _PART = ".part"
-_REMOVAL = " removal"  # beside the callers, of which none has such a name
+_REMOVAL = " removal"  # begins the names of its turns, as no caller's name begins
 RemovableRow = tuple[str, str, int]  # identifier, caller, bytes on the disk
 T = TypeVar("T")
 
@@ -149,7 +148,9 @@ class EvaluationArchive:
         ),
         init=False,
     )
-    _changes: FairQueue = attrs.field(factory=lambda: FairQueue(WRITER_THREADS))
+    _changes: FairQueue = attrs.field(
+        factory=lambda: FairQueue(WRITER_THREADS, running_per_caller=WRITES_PER_CALLER)
+    )
     _has_started: bool = False
     _has_counted: bool = False  # the rows of earlier processes
     _is_removing: bool = False
@@ -245,7 +246,7 @@ class EvaluationArchive:
         paths = target, self._locate(ended.identifier, "tar")
         files = [path.stat() for path in paths if path.exists()]
         # Some file systems have not allocated the blocks yet.
-        size = sum(max(file.st_size, file.st_blocks * _BLOCK) for file in files)
+        size = sum(max(file.st_size, file.st_blocks * 512) for file in files)
         return StoredEvaluation(_ROW + size, count)
 
     def _measure_room(self) -> int:
@@ -322,8 +323,8 @@ class EvaluationArchive:
         fewer and fewer writers.
         """
         async with AsyncExitStack() as turns:
-            for _ in range(WRITER_THREADS):
-                await turns.enter_async_context(self._changes.take_turn(_REMOVAL))
+            for number in range(WRITER_THREADS):
+                await turns.enter_async_context(self._changes.take_turn(f"{_REMOVAL} {number}"))
             yield
 
     async def _count_rows(self) -> None:
