@@ -71,6 +71,9 @@ class SessionTestCase(DaemonTestCase):
     timeout = LONG_PATIENCE
     maxDiff = None
 
+    def _describe_daemon(self) -> object:
+        return self.id()  # a daemon of its own: the pages list all evaluations
+
     async def setUp(self) -> None:
         await super().setUp()
         self.place = self.folder / "place"

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from tawebeval.sandbox.broker import (
     find_mount_source,
     parse_request,
 )
+from tests.cases.patience import PATIENCE
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -38,6 +43,48 @@ PATHS = st.lists(st.sampled_from(["", ".", "..", "a", "b", "usr", "proc"]), max_
 def request(**members: Any) -> bytes:
     """Return the message of a request that is good but for `members`."""
     return json.dumps({"version": PROTOCOL_VERSION, "command": ["true"], **members}).encode()
+
+
+PARENT = """
+import json, os, signal
+from tawebeval.sandbox.broker import CONFIGURATION, FILTERS, LISTENING, SOURCE, main
+sizes = {"rlimits": {}, "memory_bytes": 1, "max_processes": 1}
+told = {"bwrap": [], "mounts": [], **sizes, "parent_pid": os.getpid(), "cgroup": ""}
+if os.fork():
+    signal.pause()
+file = os.memfd_create("told")
+os.write(file, json.dumps(told).encode())
+os.dup2(file, CONFIGURATION)
+os.dup2(0, LISTENING)
+for number in (SOURCE, *FILTERS):
+    os.dup2(2, number)
+main()
+"""
+"""The parent of a broker that listens at stdin."""
+
+
+class Parents(SynchronousTestCase):
+    def test_broker_and_its_processes_end_with_the_parent(self) -> None:
+        waiting, refused = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind("")
+            listening.listen()
+            command = [sys.executable, "-c", PARENT]
+            parent = subprocess.Popen(command, stdin=listening, start_new_session=True)
+            for caller in (waiting, refused):
+                self.addCleanup(caller.close)
+                caller.settimeout(PATIENCE)
+                caller.connect(listening.getsockname())
+        self.addCleanup(self.kill_group, parent.pid)
+        refused.send(b"nonsense")
+        self.assertIn(b"not JSON", refused.recv(999))  # so a process serves the first one, too
+        parent.kill()
+        parent.wait()
+        self.assertEqual(waiting.recv(999), b"")
+
+    def kill_group(self, group: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 class Requests(SynchronousTestCase):
