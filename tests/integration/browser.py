@@ -169,13 +169,21 @@ class Browser:
         await self.do(write)
 
     async def choose_file(self, row: str, path: str) -> None:
-        """Let a row of a problem's form take a file in place of a program, and choose the file."""
+        """Press the button that opens the chooser of a problem's form, and choose a file in it."""
         # The button moves when the statement and the editor have been loaded.
         hint = "document.getElementById('statement-hint').textContent"
         await self.until(f"!{hint}.startsWith('Loading')")
         await self.until(f"document.querySelector('{row} .code-editor').checkVisibility()")
+        await self.script(
+            "addEventListener('click', (event) => {"
+            " if (event.target.type !== 'file') return;"
+            " event.preventDefault(); window.hasOpened = true; })"
+        )
         await self.click(f"{row} .swap")
-        await self.write(f"{row} .content", path)
+        await self.until("window.hasOpened")
+        await self.write(f"{row} input[type=file]", path)
+        shown = "document.querySelector(arguments[0])?.checkVisibility()"
+        await self.until(shown, f"{row} .content[type=file]")
 
     async def write_in_focus(self, text: str) -> None:
         await self.do(lambda driver: driver.switch_to.active_element.send_keys(text))

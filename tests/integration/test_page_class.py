@@ -102,12 +102,13 @@ class ClassTests(BrowserTestCase):
             archive.writestr("hw/bea/Thumbs.db", "1\n")
             archive.writestr("hw/carl/x.txt", "1\n")
             archive.writestr("hw/carl/y.txt", "2\n")
+            archive.writestr("hw/dora/", "")
         give(self.folder / "hw.zip")
         await browser.write("#class-zip", str(self.folder / "hw.zip"))
         await browser.shows("#class-start", "Evaluate 2 submissions")
         self.assertEqual(await browser.violations(), [])
         await browser.click("#class-start")
-        await browser.until("document.getElementById('class-count').innerText.startsWith('2 of 4')")
+        await browser.until("document.getElementById('class-count').innerText.startsWith('2 of 5')")
         await browser.until("document.activeElement.id === 'class-csv'")
         wrong = "2 files, but the problem takes 1 (source)"
         self.assertEqual(
@@ -117,11 +118,12 @@ class ClassTests(BrowserTestCase):
                 ["ann", "a.txt", "Accepted", "10 of 10"],
                 ["bea", "x.rs", "x.rs: the problem takes py, txt", ""],
                 ["carl", "x.txt, y.txt", wrong, ""],
+                ["dora", "", "nothing handed in", ""],
             ],
         )
         rows = await self.look_and_save("#class-csv", "sums.csv")
-        self.assertEqual([row["student"] for row in rows], ["'=1+1", "ann", "bea", "carl"])
-        self.assertEqual([row["score"] for row in rows], ["4", "10", "", ""])
+        self.assertEqual([row["student"] for row in rows], ["'=1+1", "ann", "bea", "carl", "dora"])
+        self.assertEqual([row["score"] for row in rows], ["4", "10", "", "", ""])
         self.assertEqual(rows[3]["message"], wrong)
         await self.check_reload()
         await self.check_addition()

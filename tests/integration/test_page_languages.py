@@ -57,7 +57,7 @@ return texts.filter((text) => /\p{L}/u.test(strip(text)));
 """
 """Return the texts that can be seen and have letters outside of a message's brackets."""
 WORDS = (
-    *("the problem 'later' opens at", "a.txt", "text/plain", "source.py"),
+    *("the problem 'later' opens at", "a.txt", "text/plain", "source.py", "dan"),
     *("tawebeval", "Sums", "Later", "sums", "late", "ann", "bea", "carl", "teacher", "algo1"),
     *("source", ".py", ".txt", ".rs", "txt", "py", "English", "Deutsch", "italiano", "stderr"),
     *("Python", "C++", "Java", "Script", "Go", "Rust", "Shell", "AWK", "file://", "main", "C"),
@@ -143,7 +143,8 @@ class LanguageTests(BrowserTestCase):
         await self.go("#problem/later", "#opening:not(:empty)")
         disabled = "return document.getElementById('submit').ariaDisabled"
         self.assertEqual(await browser.script(disabled), "true")
-        await browser.shows("#opening", "2090")
+        for place in ("#opening", "#nothing"):
+            await browser.shows(place, "2090")
         await browser.shows("#statement-hint", "2090")
         await look("closed")
         store = "localStorage.setItem('tawebeval / token', JSON.stringify(arguments[0]))"
@@ -184,11 +185,16 @@ class LanguageTests(BrowserTestCase):
         await self.go("#evaluations", "#listing tr")
         await look("listing")
         await self.go("#class", "#standings-rows .verdict")
+        parts = "return Array.from(document.querySelectorAll('#class-view h2'), (one) => one.id)"
+        self.assertEqual(await browser.script(parts), ["standings-title", "batch-title"])
+        names = "return [...arguments].map((id) => document.getElementById(id).textContent)"
+        standings, batch = await browser.script(names, "standings-csv", "class-csv")
+        self.assertNotEqual(standings, batch)
         await browser.click("#standings-rerun")
         await look("standings")
         with zipfile.ZipFile(self.folder / "hw.zip", "w") as archive:
-            for path in ("ann/a.py", "bea/x.rs", "carl/x.txt", "carl/y.txt"):
-                archive.writestr(f"hw/{path}", "1\n")
+            for path in ("ann/a.py", "bea/x.rs", "carl/x.txt", "carl/y.txt", "dan/"):
+                archive.writestr(f"hw/{path}", "" if path.endswith("/") else "1\n")
         give(self.folder / "hw.zip")
         await browser.script(CHOOSE, "#class-problem", "sums")
         await browser.write("#class-zip", str(self.folder / "hw.zip"))

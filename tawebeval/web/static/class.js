@@ -7,7 +7,17 @@ import { say } from "./language.js";
 import { assignFiles, findStudents } from "./students.js";
 import { parse } from "./values.js";
 import { Tally, goalWords, isLive, scoreWords, verdictOf } from "./verdict.js";
-import { BadZip, MOST_BYTES, MOST_FILES, cleanPath, isZipName, readZip, takeRoom, unpackZips } from "./zip.js";
+import {
+  BadZip,
+  MOST_BYTES,
+  MOST_FILES,
+  cleanPath,
+  isZipName,
+  putInto,
+  readZip,
+  takeRoom,
+  unpackZips,
+} from "./zip.js";
 
 const AT_ONCE = 4; // evaluations; browsers open six connections to a server
 const READING = "Reading …";
@@ -120,23 +130,20 @@ export class ClassView {
     try {
       if (error !== undefined) throw error;
       const left = { files: MOST_FILES, bytes: MOST_BYTES };
-      for (const { content } of this.sources) takeRoom(left, content.size);
+      for (const { content } of this.sources) takeRoom(left, content?.size ?? 0);
       const names = new Map(); // of what was dropped at the top, as it is called here
       for (const { path } of this.sources) names.set(path.split("/")[0], "");
       const found = [];
       const given = new Map();
       for (const { path, content, group } of files) {
         const [top, ...rest] = path.split("/");
-        const isZip = rest.length === 0 && isZipName(top);
+        const isZip = content !== null && rest.length === 0 && isZipName(top);
         const key = group ?? (rest.length === 0 ? content : top);
         if (!given.has(key)) given.set(key, makeName(isZip ? top.slice(0, -4) : top, names));
         const name = given.get(key);
-        if (isZip) {
-          for (const file of await unzip(content, top, left)) {
-            found.push({ path: `${name}/${file.path}`, content: file.content });
-          }
-        } else if (cleanPath(path) !== null) {
-          takeRoom(left, content.size);
+        if (isZip) found.push(...putInto(name, await unzip(content, top, left)));
+        else if (cleanPath(path) !== null) {
+          takeRoom(left, content?.size ?? 0);
           found.push({ path: [name, ...rest].join("/"), content });
         }
       }
@@ -446,7 +453,7 @@ async function unzip(content, name, left) {
   }
 }
 
-/** Return the files that were dropped, those in folders with their paths. */
+/** Return the files that were dropped, those in folders with their paths, and empty folders. */
 async function readDrop(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
   const files = [];
@@ -457,16 +464,18 @@ async function readDrop(transfer) {
 async function readEntry(entry, files, group) {
   if (files.length >= MOST_FILES) throw new BadZip(say("there are over {n} files", { n: MOST_FILES }));
   const path = entry.fullPath.replace(/^\//, "");
+  if (cleanPath(path) === null) return; // hidden
   if (entry.isFile) {
     const content = await new Promise((resolve, reject) => entry.file(resolve, reject));
     files.push({ path, content, group });
     return;
   }
-  if (cleanPath(`${path}/x`) === null) return; // a hidden folder
+  const before = files.length;
   const reader = entry.createReader();
   for (;;) {
     const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
-    if (some.length === 0) return;
+    if (some.length === 0) break;
     for (const each of some) await readEntry(each, files, group);
   }
+  if (files.length === before) files.push({ path, content: null, group });
 }

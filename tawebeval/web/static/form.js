@@ -295,6 +295,7 @@ export class SubmissionForm {
   /** Return a row for a field: `text` and `file`, the name of its file, or `files` if chosen. */
   #makeRow({ name, kind, text = "", file = `${name}.txt`, files = null }) {
     const isFixed = this.#isFixed;
+    const accept = this.#extensions.map((extension) => `.${extension}`).join();
     const words = say(kind === "text" ? "Choose a file" : "Enter text");
     const swap = element("button", { type: "button", className: "small swap" }, words);
     swap.setAttribute("aria-label", `${words}: ${name}`);
@@ -319,8 +320,7 @@ export class SubmissionForm {
       });
       parts.push(head, body);
     } else {
-      const content = element("input", { type: "file", required: true, className: "content" });
-      content.accept = this.#extensions.map((extension) => `.${extension}`).join();
+      const content = element("input", { type: "file", required: true, className: "content", accept });
       if (files !== null) content.files = files;
       parts.push(labelled(label, content));
     }
@@ -338,14 +338,21 @@ export class SubmissionForm {
       }
       former = nameInput.value;
     });
-    swap.addEventListener("click", () => {
+    const replace = (other) => {
       this.clearError(); // which may be in this row
-      const now = kind === "text" ? describeRow(row) : { name: nameInput.value, text, file };
-      const other = this.#makeRow({ ...now, kind: kind === "text" ? "file" : "text" });
-      row.replaceWith(other);
+      const next = this.#makeRow({ name: nameInput.value, ...other });
+      row.replaceWith(next);
       this.#edited();
-      focusField(other.querySelector(".content"));
-    });
+      focusField(next.querySelector(".content"));
+    };
+    if (kind === "text") {
+      const chooser = element("input", { type: "file", hidden: true, accept });
+      actions.append(chooser);
+      swap.addEventListener("click", () => chooser.click());
+      chooser.addEventListener("change", () => {
+        replace({ ...describeRow(row), kind: "file", files: chooser.files });
+      });
+    } else swap.addEventListener("click", () => replace({ kind: "text", text, file }));
     return row;
   }
 

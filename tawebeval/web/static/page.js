@@ -235,6 +235,8 @@ function showOpening() {
   // Until now the statement was refused, too.
   if (time === "" && hint.textContent !== "" && problem.name) statement.open(problem, token);
   hint.textContent = time && say("The problem {time}.", { time });
+  byId("nothing").querySelector("p").textContent =
+    next === null ? say("Press Evaluate. The result appears here.") : hint.textContent;
   for (const name of ["submit", "own-input-run"]) {
     setBusy(byId(name), next !== null || isSending);
   }

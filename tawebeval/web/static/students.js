@@ -4,7 +4,8 @@ import { say } from "./language.js";
 
 /**
  * Return the students of `files`, `[{ path, content }]`: `[{ name, files }]`, `files` as
- * `[{ name, content }]`. ZIP files count as folders. A submission has up to `most` files.
+ * `[{ name, content }]`. ZIP files count as folders; without `content` it is an empty folder, which
+ * is a student where others are beside it. A submission has up to `most` files.
  *
  * A folder beside others is a student, and so is a file beside folders. Of a folder without
  * folders in it, up to `most` files are one student's, and more are one of each student. The names
@@ -12,8 +13,11 @@ import { say } from "./language.js";
  * one with nothing but a folder in it is as that folder if there are several folders in that.
  */
 export function findStudents(files, most) {
-  const root = { name: "", path: "", folders: new Map(), files: [] };
-  for (const { path, content } of files) addFile(root, path.split("/"), content);
+  const root = makeFolder("", "");
+  const isEmpty = ({ content }) => Number(content === null);
+  for (const { path, content } of [...files].sort((one, other) => isEmpty(one) - isEmpty(other))) {
+    addFile(root, path.split("/"), content);
+  }
   const students = [...walk(root, most)];
   const counts = new Map();
   for (const { name } of students) counts.set(name, (counts.get(name) ?? 0) + 1);
@@ -27,17 +31,22 @@ export function findStudents(files, most) {
 // Moodle's folders and files: "Ann Lee_123_assignsubmission_file_", then the file's own name.
 const MOODLE = /^(.+?)_(\d+)_assignsubmission_(?:file|onlinetext)_?(.*)$/s;
 
+function makeFolder(name, path) {
+  return { name, path, folders: new Map(), files: [], empty: new Map() };
+}
+
+/** Add a file or, after all files, an empty folder, which counts where no folder above is empty. */
 function addFile(folder, [first, ...others], content) {
   const [, student, number, file] = MOODLE.exec(first) ?? [];
   const rest = file ? [file, ...others] : others;
   const name = student ?? first;
   const key = student === undefined ? name : `${name} (${number})`; // others may be called so, too
   const path = folder.path === "" ? key : `${folder.path}/${key}`;
-  if (rest.length === 0) return folder.files.push({ name, path, content });
-  if (!folder.folders.has(key)) {
-    folder.folders.set(key, { name, path, folders: new Map(), files: [] });
-  }
-  addFile(folder.folders.get(key), rest, content);
+  const inner = folder.folders.get(key) ?? makeFolder(name, path);
+  if (content === null && !folder.folders.has(key)) return folder.empty.set(key, inner);
+  if (rest.length === 0) return content !== null && folder.files.push({ name, path, content });
+  folder.folders.set(key, inner);
+  addFile(inner, rest, content);
 }
 
 function* walk(above, most) {
@@ -53,11 +62,12 @@ function* walk(above, most) {
     if (inner.folders.size > 1) yield* walk(inner, most);
     else yield makeStudent(each);
   }
+  yield* folder.empty.values();
 }
 
 /** Return the first folder from this one down that has more in it than one folder. */
 function descend(folder) {
-  const hasOne = folder.folders.size === 1 && folder.files.length === 0;
+  const hasOne = folder.folders.size === 1 && folder.files.length + folder.empty.size === 0;
   return hasOne ? descend([...folder.folders.values()][0]) : folder;
 }
 
@@ -76,6 +86,7 @@ function* listFiles(folder) {
  * one of the `extensions`, if there are any.
  */
 export function assignFiles(files, fields, extensions = []) {
+  if (files.length === 0) return { wrong: say("nothing handed in") };
   const allowed = extensions.map((extension) => extension.toLowerCase());
   const isOther = ({ name }) => !allowed.includes(name.split(".").at(-1).toLowerCase());
   const other = allowed.length > 0 ? files.find(isOther) : undefined;

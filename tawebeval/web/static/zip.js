@@ -13,8 +13,9 @@ const LEFT_OUT = ["__MACOSX", "__pycache__", "Thumbs.db", "desktop.ini"];
 export class BadZip extends Error {}
 
 /**
- * Return the files of a ZIP, a Blob: `[{ path, content }]`, `content` a Blob. `left` has the files
- * and bytes that may still be read, `{ files, bytes }`, and is reduced by them. Throws BadZip.
+ * Return the files of a ZIP, a Blob: `[{ path, content }]`, `content` a Blob, null for a folder that
+ * has no files. `left` has the files and bytes that may still be read, `{ files, bytes }`, and is
+ * reduced by them. Throws BadZip.
  */
 export async function readZip(blob, left) {
   const { BlobReader, ZipReader } = await import("./vendor-zip.js");
@@ -29,14 +30,25 @@ export async function readZip(blob, left) {
     throw new BadZip(say("it is no ZIP file, or a broken one: {why}", { why: error.message }));
   }
   const found = [];
+  const folders = new Set();
   for (const entry of entries) {
-    const path = entry.directory || entry.symlink ? null : cleanPath(nameOf(entry));
+    const name = nameOf(entry);
+    const path = entry.symlink ? null : cleanPath(name);
     if (path === null) continue;
+    if (entry.directory || /[\\/]$/.test(name)) {
+      folders.add(path);
+      continue;
+    }
     if (entry.encrypted) throw new BadZip(say("{path} is encrypted", { path }));
     takeRoom(left, entry.uncompressedSize);
     found.push({ path, entry });
   }
+  for (const folder of found.flatMap(({ path }) => foldersOf(path))) folders.delete(folder);
   const files = [];
+  for (const path of folders) {
+    takeRoom(left, 0);
+    files.push({ path, content: null });
+  }
   for (const { path, entry } of found) files.push({ path, content: await unpack(path, entry) });
   return files;
 }
@@ -85,12 +97,17 @@ export async function unpackZips(files, left) {
   for (const { path, content } of files) {
     const bare = path.slice(0, -4);
     const folder = taken.has(bare) ? path : bare;
-    const isZip = path.includes("/") && isZipName(path);
+    const isZip = content !== null && path.includes("/") && isZipName(path);
     const inner = isZip ? await readSoundZip(path, content, left) : null;
-    if (inner === null) unpacked.push({ path, content });
-    else for (const file of inner) unpacked.push({ ...file, path: `${folder}/${file.path}` });
+    unpacked.push(...(inner === null ? [{ path, content }] : putInto(folder, inner)));
   }
   return unpacked;
+}
+
+/** Return the files of a ZIP as those of a folder, which is there without files, too. */
+export function putInto(folder, files) {
+  if (files.length === 0) return [{ path: folder, content: null }];
+  return files.map(({ path, content }) => ({ path: `${folder}/${path}`, content }));
 }
 
 /** Return the folders above a file. */
@@ -118,10 +135,10 @@ export function takeRoom(left, size) {
   if (left.bytes < 0) throw new BadZip(say("the files have over {size} MiB", { size: MOST_BYTES / 1024 ** 2 }));
 }
 
-/** Return the path of a file; null for a folder, and for what systems add. Throws BadZip. */
+/** Return the path of a file or folder; null for what systems add. Throws BadZip. */
 export function cleanPath(text) {
   const parts = text.replaceAll("\\", "/").split("/").filter((part) => part !== "" && part !== ".");
-  if (/[\\/]$/.test(text) || parts.length === 0) return null;
+  if (parts.length === 0) return null;
   if (parts.some((part) => part.startsWith(".") || LEFT_OUT.includes(part))) {
     if (parts.includes("..")) throw new BadZip(say("a path leads out of it"));
     return null;

@@ -88,10 +88,12 @@ test("files are read as they were packed", async () => {
   assert.deepEqual(await read(makeZip(files, undefined, "a comment")), expected);
 });
 
-test("folders and hidden files are left out", async () => {
+test("hidden files are left out, and folders but for those without files", async () => {
   const files = ["a/", "__MACOSX/a/b", ".git/config", "a/.DS_Store", "a/Thumbs.db", "a/__pycache__/x", "a/b"];
-  const found = await read(makeZip(files.map((path) => [path, ""])));
-  assert.deepEqual(found, [["a/b", ""]]);
+  const more = ["c/", "c/.DS_Store", ".x/", "a\\d\\", "e/", "e/f/"];
+  const found = await readZip(makeZip([...files, ...more].map((path) => [path, ""])), { files: 5, bytes: 0 });
+  const kept = found.map(({ path, content }) => [path, content?.size ?? null]);
+  assert.deepEqual(kept.sort(), [["a/b", 0], ["a/d", null], ["c", null], ["e", null], ["e/f", null]]);
 });
 
 test("names are UTF-8 or CP437, and links are left out", async () => {
@@ -163,6 +165,7 @@ test("ZIP files in folders are folders, broken ones stay files", async () => {
   const content = makeZip([["main.py", "print()"]]);
   const nested = makeZip([["a.py", "x"], ["b.zip", "deep"]]);
   const broken = new Blob(["PK"]);
+  const empty = makeZip([]);
   const files = [
     { path: "hw/ann.zip", content },
     { path: "hw/bob/bob.ZIP", content: nested },
@@ -170,12 +173,14 @@ test("ZIP files in folders are folders, broken ones stay files", async () => {
     { path: "hw/dan/x.py", content: broken },
     { path: "hw/dan.zip", content },
     { path: "top.zip", content },
+    { path: "hw/eve.zip", content: empty },
+    { path: "hw/fay.zip", content: null },
   ];
   const left = { files: 4, bytes: 100 };
   const paths = (await unpackZips(files, left)).map(({ path }) => path);
   assert.deepEqual(paths, [
     ...["hw/ann/main.py", "hw/bob/bob/a.py", "hw/bob/bob/b.zip", "hw/carl.zip"],
-    ...["hw/dan/x.py", "hw/dan.zip/main.py", "top.zip"],
+    ...["hw/dan/x.py", "hw/dan.zip/main.py", "top.zip", "hw/eve", "hw/fay.zip"],
   ]);
   assert.deepEqual(left, { files: 0, bytes: 100 - 7 - 5 - 7 });
   await assert.rejects(unpackZips([{ path: "hw/ann.zip", content }], left), {
