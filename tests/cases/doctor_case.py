@@ -38,10 +38,7 @@ class DoctorTestCase(SynchronousTestCase):
         self.addCleanup(subprocess.run, ["rm", "-rf", self.folder])
         self.file = self.folder / "tawebeval.toml"
         self.state, self.cache = self.folder / "state", self.folder / "cache"
-        self.environment = {
-            "STATE_DIRECTORY": str(self.state),
-            "CACHE_DIRECTORY": str(self.cache),
-        }
+        self.environment = {"STATE_DIRECTORY": str(self.state), "CACHE_DIRECTORY": str(self.cache)}
         for path in (self.state, self.cache):
             path.mkdir(mode=0o700)
         self.missing: dict[str, str] = {}
@@ -84,11 +81,7 @@ class DoctorTestCase(SynchronousTestCase):
         return Noted(missing, CgroupDirectory("/cgroup"))
 
     def open_sandbox(
-        self,
-        configuration: Configuration,
-        accounts: Path,
-        cgroups: CgroupManager,
-        trees: object,
+        self, configuration: Configuration, accounts: Path, cgroups: CgroupManager, trees: object
     ) -> NoSandbox | BubblewrapSandbox:
         self.accounts, self.users = accounts, os.listdir(accounts)
         if configuration.sandbox.kind == "none":

@@ -46,11 +46,7 @@ class CellTestCase(SynchronousTestCase):
         self.patch(resource, "getrlimit", lambda number: (0, self.hard))
 
     def watch(
-        self,
-        *arguments: Any,
-        excluded_names: Collection[str],
-        run_start_time: float,
-        floor: int,
+        self, *arguments: Any, excluded_names: Collection[str], run_start_time: float, floor: int
     ) -> FakeDisk:
         self.assertEqual(floor, LIMITS.free_disk)
         self.assertEqual(sorted(excluded_names), ["output", "request", "submission"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import signal
 import subprocess
@@ -9,12 +10,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
+from twisted.trial.unittest import TestCase
 
 from tawebeval.linux import starter
 from tawebeval.linux.starter import LaunchSpec
@@ -67,6 +72,40 @@ class StarterProcess:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+@cache
+def get_shared_starter() -> StarterProcess:
+    """Return the starter of all tests that neither end nor limit it."""
+    started = StarterProcess()
+    atexit.register(started.stop)
+    return started
+
+
+class StarterCase(TestCase):
+    """Tests with a starter, a client, and a directory in which programs have their files."""
+
+    needs_own_starter = False
+
+    def setUp(self) -> None:
+        if self.needs_own_starter:
+            self.starter = StarterProcess()
+            self.addCleanup(self.starter.stop)
+        else:
+            self.starter = get_shared_starter()
+        self.directory = Path(tempfile.mkdtemp(dir=self.starter.directory))
+        self.client = self.connect()
+        self.addCleanup(self.forget_programs)
+
+    def connect(self) -> StarterClient:
+        client = self.starter.connect()
+        self.addCleanup(client.close)
+        return client
+
+    def forget_programs(self) -> None:
+        with suppress(OSError):  # the starter has ended
+            for name in self.client.list_programs():
+                self.client.forget_program_now(name)
+
+
 class Keeping(ProcessProtocol):
     """A protocol that keeps what it is told."""
 
@@ -94,12 +133,20 @@ class Keeping(ProcessProtocol):
         self.ended.callback(reason.value)
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    """Block until a condition holds."""
+def eventually(condition: Callable[[], object]) -> object:
+    """Block until a condition holds; return its value."""
     deadline = time.monotonic() + PATIENCE
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, "it does not happen"
         time.sleep(0.002)
+    return found
+
+
+def turn() -> Deferred[None]:
+    """Return what fires once the reactor has done what is due."""
+    done: Deferred[None] = Deferred()
+    reactor.callLater(0.002, done.callback, None)  # type: ignore[attr-defined]
+    return done
 
 
 def is_alive(pid: int) -> bool:

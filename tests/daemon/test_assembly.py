@@ -36,27 +36,14 @@ from tawebeval.config import (
 from tawebeval.core.tokens import generate_token
 from tawebeval.daemon import assembly, startup
 from tawebeval.daemon import assembly as module
-from tawebeval.daemon.assembly import (
-    Daemon,
-    EvaluationService,
-    build_daemon,
-    make_periodic_timer,
-)
+from tawebeval.daemon.assembly import Daemon, EvaluationService, build_daemon, make_periodic_timer
 from tawebeval.daemon.configuration import read_configuration
 from tawebeval.daemon.logging import LogWriter, format_text
-from tawebeval.daemon.reload import (
-    ConfigurationFile,
-    ReloadService,
-    compute_stop_timeout,
-)
+from tawebeval.daemon.reload import ConfigurationFile, ReloadService, compute_stop_timeout
 from tawebeval.daemon.startup import DaemonDirectories, open_directories
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import (
-    ConfigurationError,
-    EvaluationFailure,
-)
+from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.linux.privileges import ReloadableFiles
 from tawebeval.sandbox.bubblewrap import HelperSandbox
 from tawebeval.slurm.job import SlurmSandbox
 from tawebeval.web.routes import WebContext
@@ -171,8 +158,8 @@ class ServiceTests(SynchronousTestCase):
         self.patch(module, name, note)
         return calls
 
-    def test_endpoints_share_a_site_and_are_opened_at_the_start(self) -> None:
-        listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x")
+    def test_endpoints_share_a_site_and_are_opened_once_at_the_start(self) -> None:
+        listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x", "tcp:1")
         daemon = self.make(listen=listen, callers=CallerSettings(open=True))
         self.assertEqual((self.reactor.tcpServers, self.reactor.unixServers), ([], []))
         daemon.privilegedStartService()
@@ -196,12 +183,6 @@ class ServiceTests(SynchronousTestCase):
                 for url in ("http://localhost:1", "http://localhost:2", "http://unix:/x:")
             ],
         )
-
-    def test_endpoint_listed_twice_is_opened_once(self) -> None:
-        self.make(
-            listen=("tcp:1", "tcp:2", "tcp:1"), callers=CallerSettings(open=True)
-        ).privilegedStartService()
-        self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
 
     def test_blocking_work_has_threads_by_its_kind_from_start_to_stop(self) -> None:
         made: list[tuple[int, str]] = []
@@ -375,8 +356,25 @@ class ServiceTests(SynchronousTestCase):
         words = "tawebeval: threads: can't start new thread; raise TasksMax="
         self.assertIn(words, self.fail_to_start(daemon))
 
-    def test_one_caller_of_several_gets_half_of_the_fetches(self) -> None:
-        daemon = self.make(repositories=RepositoryFetchSettings(fetches=3))
+    def test_each_part_gets_its_settings(self) -> None:
+        registries, caches = (
+            self.note_calls("EvaluationRegistry"),
+            self.note_calls("RepositoryCache"),
+        )
+        issuers, runners = self.note_calls("IdentifierIssuer"), self.note_calls("GitRunner")
+        daemon = self.make(
+            callers=CallerSettings(running=2, queued=7),
+            evaluations=EvaluationSettings(running=3, queued=9),
+            repositories=RepositoryFetchSettings(
+                allow_hosts=("a.org",), fetches=3, memory=77_777_777
+            ),
+            service=ServiceSettings(name="a"),
+        )
+        self.assertEqual((registries[0][2], issuers[0][2]), ((3, 9, 2, 7), "a"))
+        memory, sandbox = runners[0][3:5]
+        self.assertEqual(memory, 77_777_777)
+        self.assertIsInstance(sandbox, HelperSandbox)
+        self.assertRaises(EvaluationFailure, caches[0][3].check_url, "https://example.org/x")
         fetches = self.evaluations(daemon).context.fetch_slots
         places = [fetches.acquire_slot(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
         self.assertEqual([place.called for place in places], [True, True, False, True])
@@ -391,25 +389,9 @@ class ServiceTests(SynchronousTestCase):
                 queue.acquire_slot(str(number))
             self.assertTrue(queue.is_full())
 
-    def test_bounds_of_the_queue_are_those_configured(self) -> None:
-        made = self.note_calls("EvaluationRegistry")
-        self.make(
-            callers=CallerSettings(running=2, queued=7),
-            evaluations=EvaluationSettings(running=3, queued=9),
-        )
-        self.assertEqual(made.pop()[2], (3, 9, 2, 7))
-
-    def test_rules_for_hosts_are_those_of_the_configuration(self) -> None:
-        caches = self.note_calls("RepositoryCache")
-        self.make(repositories=RepositoryFetchSettings(allow_hosts=("a.org",)))
-        self.assertRaises(EvaluationFailure, caches[0][3].check_url, "https://example.org/x")
-
     def test_daemon_without_tokens_serves_this_machine_only_unless_open(self) -> None:
         tokens = self.write_token()
-        for callers in (
-            CallerSettings(open=True),
-            CallerSettings(tokens=tokens),
-        ):
+        for callers in (CallerSettings(open=True), CallerSettings(tokens=tokens)):
             self.make(listen=("tcp:80",), callers=callers)
         self.assertIn("'tcp:80'", self.fail_to_make(listen=("unix:/x", "tcp:80")))
         for callers, word in (
@@ -429,6 +411,7 @@ class ServiceTests(SynchronousTestCase):
     def test_sighup_reads_the_tokens_until_the_stop(self) -> None:
         calls = self.note_calls_from_thread()
         before = signal.getsignal(signal.SIGHUP)
+        notifier = self.find_notifier()
         tokens = self.write_token()
         daemon = self.start(callers=CallerSettings(tokens=tokens))
         signal.raise_signal(signal.SIGHUP)
@@ -436,8 +419,9 @@ class ServiceTests(SynchronousTestCase):
         token, line = generate_token("bob", straw(1))
         Path(tokens).write_text(line)
         reload()
+        self.assertEqual([one.split("=")[0] for one in notifier.sent], ["RELOADING", "READY"])
         self.assertEqual(self.request("GET /evaluation/x", token).status, 404)
-        (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
+        reloader = self.find_reloader(daemon)
         reloader.stopService()
         self.assertIs(signal.getsignal(signal.SIGHUP), before)
         reloader.startService()
@@ -466,8 +450,11 @@ class ServiceTests(SynchronousTestCase):
         return path, self.start(file=ConfigurationFile(path, (), read_configuration(path)))
 
     def reload(self, daemon: Daemon) -> tuple[list[str], list[str]]:
+        return self.find_reloader(daemon).reload_files()
+
+    def find_reloader(self, daemon: Daemon) -> ReloadService:
         (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
-        return reloader.reload_files()
+        return reloader
 
     def test_reload_changes_the_configuration_of_all_parts_and_the_level(self) -> None:
         path, daemon = self.begin_with("")
@@ -480,46 +467,26 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(configuration.listen, Configuration().listen)
         self.assertIs(self.evaluations(daemon).context.configuration, configuration)
 
-    def test_systemd_gets_the_time_of_a_stop(self) -> None:
-        told = self.supervise()
-        self.start()
-        for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
-            call(*args, **kwargs)
-        (said,) = (one for one in told if one.startswith("STOPPING"))
-        microseconds = compute_stop_timeout(Configuration()) * 1e6
-        self.assertIn(f"EXTEND_TIMEOUT_USEC={microseconds:.0f}", said)
-
-    def supervise(self) -> list[str]:
-        """Have daemons started by systemd from now on; return what it is told."""
+    def find_notifier(self) -> FakeNotifier:
+        """Have daemons started by systemd from now on; return what it is told by."""
         notifier = FakeNotifier("/notify")
         self.patch(module, "find_notifier", lambda _: notifier)
-        return notifier.sent
+        return notifier
 
-    def test_systemd_gets_begin_and_end_of_a_reload(self) -> None:
-        told = self.supervise()
-        calls = self.note_calls_from_thread()
-        daemon = self.start()
-
-        def fail() -> None:
-            self.assertEqual([one.split("=")[0] for one in told], ["RELOADING"])
-            raise ZeroDivisionError
-
-        (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
-        self.patch(reloader, "reloadables", [ReloadableFiles("x", (), fail, lambda _: None)])
-        signal.raise_signal(signal.SIGHUP)
-        (reload,) = calls
-        self.assertRaises(ZeroDivisionError, reload)
-        self.assertEqual(told[1:], ["READY=1"])
-
-    def test_systemd_gets_the_queue_once_all_has_started(self) -> None:
-        told = self.supervise()
+    def test_systemd_gets_the_queue_once_all_has_started_and_the_time_of_a_stop(self) -> None:
+        notifier = self.find_notifier()
         daemon = self.start(evaluations=EvaluationSettings(running=3))
         for number in range(11):
             self.evaluations(daemon).registry.run_queue.acquire_slot(str(number))
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("watchdog"))
         for call, args, kwargs in self.reactor.whenRunningHooks:
             call(*args, **kwargs)
-        self.assertEqual(told, ["READY=1", "STATUS=3 running, 8 queued"])
+        self.assertEqual(notifier.sent, ["READY=1", "STATUS=3 running, 8 queued"])
+        for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
+            call(*args, **kwargs)
+        (said,) = (one for one in notifier.sent if one.startswith("STOPPING"))
+        microseconds = compute_stop_timeout(Configuration()) * 1e6
+        self.assertIn(f"EXTEND_TIMEOUT_USEC={microseconds:.0f}", said)
 
     def test_rights_are_dropped_once_it_listens(self) -> None:
         seen: list[int] = []
@@ -544,9 +511,8 @@ class ServiceTests(SynchronousTestCase):
             f"host = '{entry.host}'\nusername = 'judge'\npassword_file = '{password}'\n"
         )
         daemon = self.start(file=ConfigurationFile(path, (), read_configuration(path)))
-        (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
         self.assertEqual(
-            {each.name: each.paths for each in reloader.reloadables},
+            {each.name: each.paths for each in self.find_reloader(daemon).reloadables},
             {
                 "the configuration": (path,),
                 "callbacks.secrets": (secrets,),
@@ -562,25 +528,11 @@ class ServiceTests(SynchronousTestCase):
             file.write_text(content)
         self.assertEqual(self.reload(daemon), ([], []))
 
-    def test_missing_secret_stops_the_start_and_is_named_by_its_key(self) -> None:
-        entry = CredentialSettings("example.org", "judge", password_file="/nonexistent")
-        said = self.fail_to_make(repositories=RepositoryFetchSettings(credentials=(entry,)))
-        self.assertIn("repositories.credentials[0].password_file", said)
-
-    def test_identifiers_begin_with_the_name_of_the_daemon(self) -> None:
-        calls = self.note_calls("IdentifierIssuer")
-        self.make(service=ServiceSettings(name="a"))
-        self.assertEqual(calls[0][2], "a")
-
-    def test_git_is_checked_first_and_has_its_memory_limit_and_sandbox(self) -> None:
+    def test_too_old_git_stops_the_start(self) -> None:
         def fail() -> str:
             raise ConfigurationError("git version 1 is too old")
 
-        calls = self.note_calls("GitRunner")
-        daemon = self.make(repositories=RepositoryFetchSettings(memory=77_777_777))
-        memory, sandbox = calls[0][3:5]
-        self.assertEqual(memory, 77_777_777)
-        self.assertIsInstance(sandbox, HelperSandbox)
+        daemon = self.make()
         self.patch(startup, "check_git_version", fail)
         daemon.privilegedStartService()
         self.assertEqual(self.fail_to_start(daemon), "tawebeval: git version 1 is too old")

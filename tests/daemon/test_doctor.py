@@ -9,6 +9,7 @@ import resource
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +73,12 @@ def write(name: str, content: str, mode: int = 0o600) -> Arrange:
     return lambda machine: machine.write(name, content, mode)
 
 
+def assign(path: str, value: object) -> Arrange:
+    """Return what changes an attribute of the machine, or of its trees."""
+    *places, name = path.split(".")
+    return lambda machine: setattr(reduce(getattr, places, machine), name, value)
+
+
 def open_to_others(name: str, mode: int) -> Arrange:
     """Return what gives others rights to a path."""
     return lambda machine: (machine.folder / name).chmod(mode)
@@ -121,32 +128,6 @@ def put_state_below_a_file(machine: DoctorTestCase) -> None:
     machine.environment["STATE_DIRECTORY"] = str(machine.file / "state")
 
 
-def let_no_starter_start(machine: DoctorTestCase) -> None:
-    """Let the starter fail."""
-    machine.trees.error = FileNotFoundError(2, "No such file")
-
-
-def mount_no_overlays(machine: DoctorTestCase) -> None:
-    """Let overlays fail."""
-    machine.trees.overlay_problem = "no such device"
-
-
-def allow_few_watches(machine: DoctorTestCase) -> None:
-    """Allow one watch of epoll less than needed."""
-    rlimits.EPOLL_WATCH_LIMIT_FILE.write_text("301499\n")
-
-
-def fill_disk(machine: DoctorTestCase) -> None:
-    """Fill the disk."""
-    machine.free = 0
-
-
-def open_file_to_others(machine: DoctorTestCase) -> None:
-    """Let others write to the configuration."""
-    machine.file.touch()
-    machine.file.chmod(0o666)
-
-
 class Fault(NamedTuple):
     """A fault, and what is said of it: the component, and words of the finding and its remedy.
 
@@ -163,6 +144,10 @@ class Fault(NamedTuple):
 OTHERS = "…every user may write"
 NO_SANDBOX = '[sandbox]\nkind = "none"'
 MANY_WATCHES = "up to 301500 may be needed -> run `sysctl fs.epoll.max_user_watches=301500`"
+NO_STARTER = assign("trees.error", FileNotFoundError(2, "No such file"))
+NO_OVERLAYS = assign("trees.overlay_problem", "no such device")
+FEW_WATCHES = write("max_user_watches", "301499\n")
+OPEN_FILE = write("tawebeval.toml", "", 0o666)
 OVERLAYS = replace(probe, "probe_overlays_or_copies", gives(PROBLEM))
 NO_WATCHES = replace(rlimits, "EPOLL_WATCH_LIMIT_FILE", Path("/nonexistent"))
 SOME_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(4096))
@@ -186,16 +171,18 @@ SETTING_FAULTS = (
     Fault(WEAKER, "proxies: every host…-> list", f"{TOKENS}{PROXIES}['0.0.0.0/0']", WITH_TOKENS),
 )
 MACHINE_FAULTS = (
-    Fault(BROKEN, "sandbox: No such file -> install a python3", NO_SANDBOX, let_no_starter_start),
+    Fault(BROKEN, "sandbox: No such file -> install a python3", NO_SANDBOX, NO_STARTER),
     Fault(BROKEN, f"sandbox: {SAID}", "", replace(doctor, "open_sandbox", ERROR)),
     Fault(BROKEN, f"sandbox: not work here: {SAID}", "", OVERLAYS),
     Fault(BROKEN, "sandbox: [Errno 28] No space", "", replace(doctor, "open_cgroups", FULL)),
-    Fault(WEAKER, "trees: copies…(no such device)…-> overlays need", "", mount_no_overlays),
+    Fault(WEAKER, "trees: copies…(no such device)…-> overlays need", "", NO_OVERLAYS),
     Fault(BROKEN, "limits: -> set LimitNOFILE=5000", FILES, replace(resource, "getrlimit", HARD)),
     Fault(BROKEN, "watches: checked: [Errno 2] No such", "", NO_WATCHES),
-    Fault(WEAKER, f"watches: {MANY_WATCHES}", WATCHES, allow_few_watches),
+    Fault(WEAKER, f"watches: {MANY_WATCHES}", WATCHES, FEW_WATCHES),
     Fault(BROKEN, f"git: {SAID}", "", replace(doctor, "check_git_version", ERROR)),
-    Fault(WEAKER, "disk: {0}/state: …to be ready…-> use a larger file system", "", fill_disk),
+    Fault(
+        WEAKER, "disk: {0}/state: …to be ready…-> use a larger file system", "", assign("free", 0)
+    ),
     Fault(WEAKER, "descriptors: 4096 allowed…-> ", CONNECTIONS, SOME_DESCRIPTORS),
     Fault(BROKEN, "descriptors: -> set LimitNOFILE=", "", FEW_DESCRIPTORS),
     Fault(WEAKER, "processes: up to 560 may be needed -> raise TasksMax=", RUNNING, FEW_PROCESSES),
@@ -213,7 +200,7 @@ SECRET_FAULTS = (
     Fault(BROKEN, "callbacks: every user", CALLBACKS, write("secrets", SECRET, 0o604), True),
 )
 DIRECTORY_FAULTS = (
-    Fault(BROKEN, f"{{0}}/tawebeval.toml: {OTHERS}", "", open_file_to_others, True),
+    Fault(BROKEN, f"{{0}}/tawebeval.toml: {OTHERS}", "", OPEN_FILE, True),
     Fault(BROKEN, f"{{0}}/state: {OTHERS}", "", open_to_others("state", 0o702), True),
     Fault(BROKEN, f"{{0}}/cache: {OTHERS}", "", open_to_others("cache", 0o777), True),
     Fault(BROKEN, "forge identifiers", "", write("state/key", "x" * 32, 0o644), True),

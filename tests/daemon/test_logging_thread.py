@@ -57,12 +57,17 @@ class LineWriterTests(SynchronousTestCase):
         self.writer.stop(PATIENCE)
         return self.file.lines
 
-    def test_lines_before_the_start_are_written_at_once(self) -> None:
+    def test_lines_before_the_start_and_after_the_stop_are_written_at_once(self) -> None:
         self.file.gate.set()
         self.writer.write_line("one")
+        self.assertEqual(self.file.lines, ["one"])
+        self.writer.start()
         self.writer.write_line("two")
-        self.assertEqual(self.file.lines, ["one", "two"])
-        self.assertEqual(set(self.file.writers), {current_thread().name})
+        self.assertEqual(self.written(), ["one", "two"])
+        self.writer.write_line("three")
+        self.assertEqual(self.file.lines, ["one", "two", "three"])
+        own = current_thread().name
+        self.assertEqual(self.file.writers, [own, "log", own])
 
     def test_writers_do_not_wait_and_lines_keep_their_order(self) -> None:
         self.get_stuck()
@@ -78,14 +83,10 @@ class LineWriterTests(SynchronousTestCase):
         for _ in range(10):
             self.writer.write_line(LONG)
         self.assertEqual(self.writer.lost_lines, 3)
+        self.writer.write_line("x" * MAX_QUEUED_LINE_BYTES)
+        self.assertEqual(self.writer.lost_lines, 4)
         self.writer.write_line("short")
         self.assertEqual(self.written(), ["first", *[LONG] * 7, "short"])
-
-    def test_line_larger_than_the_queue_is_lost(self) -> None:
-        self.file.gate.set()
-        self.writer.start()
-        self.writer.write_line("x" * MAX_QUEUED_LINE_BYTES)
-        self.assertEqual((self.writer.lost_lines, self.written()), (1, []))
 
     def test_lines_that_the_file_refuses_are_lost_and_the_next_are_tried(self) -> None:
         self.file.error = OSError(errno.ENOSPC, "No space left on device")
@@ -105,14 +106,6 @@ class LineWriterTests(SynchronousTestCase):
         self.writer.write_line("later")
         self.assertEqual(self.file.text, "")
         self.assertEqual(self.written(), ["first", "later"])
-
-    def test_lines_after_the_stop_are_written_at_once(self) -> None:
-        self.get_stuck()
-        self.assertEqual(self.written(), ["first"])
-        self.writer.write_line("last")
-        self.assertEqual(
-            (self.file.lines, self.file.writers[-1]), (["first", "last"], "MainThread")
-        )
 
     def test_signal_handler_may_log_while_a_line_is_written(self) -> None:
         before = signal.signal(signal.SIGUSR2, lambda *_: self.writer.write_line("handler"))

@@ -241,27 +241,22 @@ class SandboxProbeTests(SynchronousTestCase):
             self.threads.step()
         return [str(formatEvent(event)) for event in logged]
 
-    def test_successful_trial_makes_the_daemon_ready(self) -> None:
-        self.lose()
-        (said,) = self.try_once()
-        self.assertIn(FAULT, said)
-        self.assertIsNone(self.tally.latest_fault)
-        self.clock.pump([SANDBOX_PROBE_PERIOD] * 3)
-        self.assertEqual(self.threads.waiting, [])
-
-    def test_failed_trial_is_logged_once_and_repeated(self) -> None:
-        self.lose()
-        fault = self.tally.latest_fault
-        self.outcome = ("no bwrap", "install it")
-        self.assertEqual(self.try_once(), ["the sandbox does not work: no bwrap; install it"])
-        self.assertEqual(self.try_once(), [])
-        self.assertIs(self.tally.latest_fault, fault)
-        self.outcome = None
-        self.try_once()
-        self.assertIsNone(self.tally.latest_fault)
-        self.lose()
-        self.outcome = ("no bwrap", "install it")
-        self.assertEqual(len(self.try_once()), 1)
+    def test_failed_trial_is_logged_once_and_repeated_until_one_makes_the_daemon_ready(
+        self,
+    ) -> None:
+        for _ in range(2):
+            self.lose()
+            fault = self.tally.latest_fault
+            self.outcome = ("no bwrap", "install it")
+            self.assertEqual(self.try_once(), ["the sandbox does not work: no bwrap; install it"])
+            self.assertEqual(self.try_once(), [])
+            self.assertIs(self.tally.latest_fault, fault)
+            self.outcome = None
+            (said,) = self.try_once()
+            self.assertIn(FAULT, said)
+            self.assertIsNone(self.tally.latest_fault)
+            self.clock.pump([SANDBOX_PROBE_PERIOD] * 3)
+            self.assertEqual(self.threads.waiting, [])
 
     def test_slow_trial_delays_the_next_one(self) -> None:
         self.lose()

@@ -15,12 +15,7 @@ from twisted.internet.testing import MemoryReactor
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import (
-    Configuration,
-    CredentialSettings,
-    ProblemSettings,
-    ServiceSettings,
-)
+from tawebeval.config import Configuration, CredentialSettings, ProblemSettings, ServiceSettings
 from tawebeval.core.form import LIMIT_UNITS
 from tawebeval.daemon.configuration import read_configuration
 from tawebeval.daemon.reload import (
@@ -71,12 +66,15 @@ class ReloaderTests(SynchronousTestCase):
         self.levels = [event["log_level"] for event in logged]
         return outcome, [str(formatEvent(event)) for event in logged]
 
-    def test_reloaded_files_count_and_are_logged(self) -> None:
-        one, two = FakeSource("one", "new"), FakeSource("two", "new", path=Path("/etc/two"))
+    def test_reloaded_files_count_and_are_logged_with_their_notes(self) -> None:
+        one = FakeSource("one", "new")
+        two = FakeSource("two", "new", notes=["listen: has changed"], path=Path("/etc/two"))
         outcome, said = self.reload(one, None, two)
-        self.assertEqual(outcome, ([], []))
+        self.assertEqual(outcome, ([], ["listen: has changed"]))
         self.assertEqual((one.counts, two.counts), ("new", "new"))
-        self.assertEqual(said, ["one: reloaded from /etc/file", "two: reloaded from /etc/two"])
+        reloaded = ["one: reloaded from /etc/file", "two: reloaded from /etc/two"]
+        self.assertEqual(said, [*reloaded, "listen: has changed"])
+        self.assertEqual(self.levels, [LogLevel.info, LogLevel.info, LogLevel.warn])
 
     def test_one_error_changes_nothing_and_each_error_is_reported(self) -> None:
         good = FakeSource("good", "new", notes=["a note"])
@@ -93,11 +91,12 @@ class ReloaderTests(SynchronousTestCase):
         )
         self.assertEqual(self.levels, [LogLevel.error] * 2)
 
-    def test_notes_are_reported_and_logged_as_warnings(self) -> None:
-        outcome, said = self.reload(FakeSource("one", "new", notes=["listen: has changed"]))
-        self.assertEqual(outcome, ([], ["listen: has changed"]))
-        self.assertEqual(said[-1], "listen: has changed")
-        self.assertEqual(self.levels, [LogLevel.info, LogLevel.warn])
+    def test_systemd_gets_begin_and_end_of_a_reload_that_breaks_off(self) -> None:
+        notifier = FakeNotifier("/notify")
+        self.patch(FakeSource, "_read", lambda source: 1 / 0)
+        reloader = ReloadService([FakeSource("one")], "", notifier, MemoryReactor())
+        self.assertRaises(ZeroDivisionError, reloader.reload_files)
+        self.assertEqual([one.split("=")[0] for one in notifier.sent], ["RELOADING", "READY"])
 
     def test_copy_that_systemd_made_is_noted(self) -> None:
         for copies, count in (("/etc", 1), ("/run/credentials/y", 0), ("", 0)):

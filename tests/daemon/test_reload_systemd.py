@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -14,34 +15,9 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import (
-    Configuration,
-    RunnerSettings,
-    ServiceSettings,
-)
+from tawebeval.config import Configuration, RunnerSettings, ServiceSettings
 from tawebeval.daemon.reload import SystemdNotifier, Watchdog, compute_stop_timeout, find_notifier
 from tests.fakes.world import FakeNotifier
-
-
-class Notices:
-    """A socket such as systemd has, and what was sent to it."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(address.replace("@", "\0", 1))
-        self._socket.setblocking(False)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def take(self) -> list[str]:
-        taken = []
-        while True:
-            try:
-                taken.append(self._socket.recv(4096).decode())
-            except BlockingIOError:
-                return taken
 
 
 class NotifierTests(SynchronousTestCase):
@@ -49,30 +25,37 @@ class NotifierTests(SynchronousTestCase):
         folder = tempfile.mkdtemp()  # short, as the paths of sockets have to be
         self.addCleanup(shutil.rmtree, folder)
         self.path = str(Path(folder, "notify"))
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(self.socket.close)
+        self.socket.setblocking(False)
 
-    def notices(self, address: str) -> Notices:
-        notices = Notices(address)
-        self.addCleanup(notices.close)
-        return notices
+    def take(self) -> list[str]:
+        """Return what was sent."""
+        taken = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                taken.append(self.socket.recv(4096).decode())
+        return taken
 
     def test_states_told_together_are_lines_of_one_datagram(self) -> None:
-        notices = self.notices(self.path)
+        self.socket.bind(self.path)
         notifier = SystemdNotifier(self.path)
         notifier.send_notices("A=1", "B=tüchtig")
         notifier.notify_ready()
-        self.assertEqual(notices.take(), ["A=1\nB=tüchtig", "READY=1"])
+        self.assertEqual(self.take(), ["A=1\nB=tüchtig", "READY=1"])
 
     def test_address_may_be_abstract(self) -> None:
-        notices = self.notices(f"@tawebeval-test-{os.getpid()}")
-        SystemdNotifier(notices.address).notify_ready()
-        self.assertEqual(notices.take(), ["READY=1"])
+        name = f"tawebeval-test-{os.getpid()}"
+        self.socket.bind(f"\0{name}")
+        SystemdNotifier(f"@{name}").notify_ready()
+        self.assertEqual(self.take(), ["READY=1"])
 
     def test_reload_has_its_monotonic_time(self) -> None:
-        notices = self.notices(self.path)
+        self.socket.bind(self.path)
         before = time.clock_gettime(time.CLOCK_MONOTONIC)
         SystemdNotifier(self.path).notify_reloading()
         after = time.clock_gettime(time.CLOCK_MONOTONIC)
-        (told,) = notices.take()
+        (told,) = self.take()
         first, _, moment = told.partition("\nMONOTONIC_USEC=")
         self.assertEqual(first, "RELOADING=1")
         self.assertTrue(before - 1e-5 <= int(moment) / 1e6 <= after, (before, moment, after))
@@ -85,7 +68,7 @@ class NotifierTests(SynchronousTestCase):
         self.assertTrue(said.startswith("cannot notify systemd of READY=1, STATUS={well}: "), said)
 
     def test_full_socket_does_not_block(self) -> None:
-        self.notices(self.path)
+        self.socket.bind(self.path)
         most = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
         with capturedLogs() as logged:
             for _ in range(most + 2):
@@ -94,15 +77,13 @@ class NotifierTests(SynchronousTestCase):
 
 
 class EnvironmentTests(SynchronousTestCase):
-    def find(self, **environment: str) -> SystemdNotifier:
-        return find_notifier(environment)
-
     def test_notifier_needs_a_socket_of_a_known_kind(self) -> None:
-        self.assertEqual(self.find(), SystemdNotifier())
-        self.assertEqual(self.find(NOTIFY_SOCKET=""), SystemdNotifier())
-        self.assertEqual(
-            self.find(NOTIFY_SOCKET="vsock:2:1234", WATCHDOG_USEC="1"), SystemdNotifier()
-        )
+        for environment in (
+            {},
+            {"NOTIFY_SOCKET": ""},
+            {"NOTIFY_SOCKET": "vsock:2:1234", "WATCHDOG_USEC": "1"},
+        ):
+            self.assertEqual(find_notifier(environment), SystemdNotifier())
 
     def test_watchdog_time_is_in_microseconds_and_for_this_process(self) -> None:
         own = str(os.getpid())
@@ -115,7 +96,7 @@ class EnvironmentTests(SynchronousTestCase):
             ({"WATCHDOG_USEC": "soon", "WATCHDOG_PID": own}, None),
         ):
             for address in ("/x", "@x"):
-                found = self.find(NOTIFY_SOCKET=address, **environment)
+                found = find_notifier({"NOTIFY_SOCKET": address, **environment})
                 self.assertEqual(found, SystemdNotifier(address, seconds))
 
 
@@ -215,12 +196,8 @@ class WatchdogTests(SynchronousTestCase):
 
 class LongestStopTests(SynchronousTestCase):
     def test_longest_stop_adds_up_the_settings(self) -> None:
-        settings = Configuration(
-            service=ServiceSettings(drain=100),
-        )
-        self.assertEqual(compute_stop_timeout(settings), 113)
-
-    def test_longest_stop_includes_silent_nodes(self) -> None:
-        without = compute_stop_timeout(Configuration())
-        settings = RunnerSettings(kind="slurm", shared="/shared")
-        self.assertEqual(compute_stop_timeout(Configuration(runner=settings)), without + 20)
+        service = ServiceSettings(drain=100)
+        runner = RunnerSettings(kind="slurm", shared="/shared")  # whose nodes may be silent
+        self.assertEqual(compute_stop_timeout(Configuration(service=service)), 113)
+        settings = Configuration(service=service, runner=runner)
+        self.assertEqual(compute_stop_timeout(settings), 133)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
-import attrs
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -33,95 +32,50 @@ from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.roots import make_root
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
-STARTED = ["connect", "end", "remove_leftovers", "git", "sandbox", "start", "start", "empty_trash"]
+BEGUN = ["connect_starter", "list_programs", "kill"]
+CLEARED = ["remove_other_evaluation_cgroups", "remove_leftovers"]
+STARTED = [*BEGUN, *CLEARED, "git", "sandbox", "start", "start", "empty_trash"]
 KERNEL = "the kernel's files of processes and devices"
 
 
-@attrs.define
-class FakeParts:
-    """Directories, cgroups and threads at once; what is done goes into `done`.
-
-    What is named in `errors` raises that, once.
-    """
-
-    sandbox_files_directory: Path
-    repositories: Path = REPOSITORIES
-    evaluations: Path = EVALUATIONS
-    unenforced_resources: tuple[str, ...] = ()
-    evaluation_cgroups: tuple[str, ...] = ()
-    programs: tuple[Path, ...] = ()
-    errors: dict[str, Exception] = attrs.field(factory=dict)
-    done: list[str] = attrs.field(factory=list)
-
-    def note(self, name: str) -> Callable[..., None]:
-        """Return what notes that it is done, or raises its error."""
-
-        def do(*_: object) -> None:
-            self.done.append(name)
-            if name in self.errors:
-                raise self.errors.pop(name)
-
-        return do
-
-    def remove_other_evaluation_cgroups(self, kept: Collection[str]) -> None:
-        for name in set(self.evaluation_cgroups) - set(kept):
-            self.note(f"remove {name}")()
-
-    def connect_starter(self) -> FakeParts:
-        self.note("connect")()
-        return self
-
-    def close(self) -> None:
-        self.note("trees")()
-
-    def list_programs(self) -> list[Path]:
-        return self.programs
-
-    def forget_program_now(self, program: Path) -> None:
-        self.note(f"forget {program}")()
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name not in ("remove_leftovers", "empty_trash", "start", "stop", "remove_all_cgroups"):
-            raise AttributeError(name)
-        return self.note(name)
-
-
-class FakeThread:
-    def __init__(self, target: Callable[[], None], name: str, *, daemon: bool) -> None:
-        self.start = target
-
-
 class StartupTests(SynchronousTestCase):
+    """`parts` are directories, cgroups, starter and threads at once."""
+
     def setUp(self) -> None:
         accounts = Path(self.mktemp())
         accounts.mkdir()
-        self.parts: Any = FakeParts(accounts)
+        self.parts = Mock(
+            sandbox_files_directory=accounts,
+            repositories=REPOSITORIES,
+            evaluations=EVALUATIONS,
+            unenforced_resources=(),
+        )
+        self.parts.connect_starter.return_value = self.parts
+        self.parts.list_programs.return_value = ()
+        self.parts.kill.return_value = set()
+        self.parts.sandbox.side_effect = self.note_accounts
         self.sandbox: Any = SimpleNamespace(writable_trees=self.parts)
         self.left = InheritedResources()
-        self.asked: dict[str, tuple[object, ...]] = {}
-        for name, noted in (
-            ("kill_processes_below", "end"),
-            ("check_git_version", "git"),
-            ("check_sandbox_and_log_problems", "sandbox"),
+        for name, part in (
+            ("kill_processes_below", self.parts.kill),
+            ("check_git_version", self.parts.git),
+            ("check_sandbox_and_log_problems", self.parts.sandbox),
+            ("Thread", lambda target, name, daemon: SimpleNamespace(start=target)),
         ):
-            self.patch(module, name, self.called(noted))
-        self.patch(module, "Thread", FakeThread)
+            self.patch(module, name, part)
         self.startup = self.make()
 
-    def called(self, noted: str) -> Callable[..., None]:
-        """Return what notes how it was called, and what there was of the accounts then."""
-
-        def call(*args: object) -> None:
-            self.asked[noted] = args
-            self.accounts = {path.name for path in self.parts.sandbox_files_directory.glob("*")}
-            self.parts.note(noted)()
-
-        return call
+    def note_accounts(self, *_: object) -> None:
+        """Note what there is of the accounts when the sandbox is checked."""
+        self.accounts = {path.name for path in self.parts.sandbox_files_directory.glob("*")}
 
     def make(self) -> StartupChecks:
-        parts = self.parts
-        pools = parts, parts
-        return StartupChecks(parts, parts, self.sandbox, pools, self.left)
+        parts: Any = self.parts
+        return StartupChecks(parts, parts, self.sandbox, (parts, parts), self.left)
+
+    @property
+    def done(self) -> list[str]:
+        return [each[0] for each in self.parts.mock_calls]
 
     def refused(self) -> str:
         return str(self.assertRaises(SystemExit, self.startup.startService))
@@ -129,23 +83,18 @@ class StartupTests(SynchronousTestCase):
     def test_start_removes_leftovers_first_and_stop_gives_cgroups_back_last(self) -> None:
         with capturedLogs() as events:
             self.startup.startService()
-        self.assertEqual(self.parts.done, STARTED)
+        self.assertEqual(self.done, STARTED)
         self.assertEqual(list(events), [])
         self.assertTrue(self.startup.running)
         self.assertIs(self.startup.directories, self.parts)
-        self.assertEqual(
-            self.asked,
-            {
-                "end": (REPOSITORIES, EVALUATIONS),
-                "git": (),
-                "sandbox": (self.sandbox, ProbeDirectories(REPOSITORIES, EVALUATIONS)),
-            },
-        )
+        self.parts.kill.assert_called_once_with(REPOSITORIES, EVALUATIONS)
+        places = ProbeDirectories(REPOSITORIES, EVALUATIONS)
+        self.parts.sandbox.assert_called_once_with(self.sandbox, places)
         # The sandbox's users are there before it is tried.
         self.assertGreaterEqual(self.accounts, {"group", "passwd", "init"})
-        self.parts.done.clear()
+        self.parts.reset_mock()
         self.startup.stopService()
-        self.assertEqual(self.parts.done, ["stop", "stop", "trees", "remove_all_cgroups"])
+        self.assertEqual(self.done, ["stop", "stop", "close", "remove_all_cgroups"])
         self.assertFalse(self.startup.running)
 
     def test_shells_of_earlier_daemons_stay_for_jobs_of_slurm_alone(self) -> None:
@@ -164,49 +113,48 @@ class StartupTests(SynchronousTestCase):
         threads = OSError(11, "threads: can't start new thread")
         starter = TimeoutError(110, "the starter of evaluators does not answer")
         for name, error, said in (
-            ("connect", starter, "the starter of evaluators does not answer"),
+            ("connect_starter", starter, "the starter of evaluators does not answer"),
             ("remove_leftovers", left, "/state/evaluations/x: Not permitted"),
             ("remove_leftovers", full, "/state/x: No space left on device; free some disk space"),
             ("git", ConfigurationError("git is older; than that"), "git is older; than that"),
             ("sandbox", SystemExit("tawebeval: no sandbox"), "no sandbox"),
             ("start", threads, f"threads: can't start new thread; {PROCESS_LIMIT_REMEDY}"),
         ):
-            self.parts.done.clear()
-            self.parts.errors[name] = error
+            self.parts.reset_mock()
+            part = getattr(self.parts, name)
+            part.side_effect = error
             self.assertEqual(self.refused(), f"tawebeval: {said}")
-            self.assertEqual(self.parts.done, STARTED[: STARTED.index(name) + 1])
+            self.assertEqual(self.done, STARTED[: STARTED.index(name) + 1])
+            part.side_effect = None
 
     def test_programs_and_cgroups_that_no_evaluation_needs_are_removed(self) -> None:
         run = RunRow(7, 7, "/checkout", None, sandbox_description={"group": "evaluation-a"})
         self.left = InheritedResources([EvaluationDetails("a", b"", 0, 1, run=run)])
         kept = EVALUATIONS / derive_directory_name("a") / "output"
-        stray = EVALUATIONS / "stray" / "output"
-        self.parts.programs = (kept, stray, Path("/elsewhere/x"))
-        self.parts.evaluation_cgroups = ("evaluation-a", "evaluation-b")
+        strays = [EVALUATIONS / "stray" / "output", Path("/elsewhere/x")]
+        self.parts.list_programs.return_value = (kept, *strays)
         self.make().startService()
-        removed = [f"forget {stray}", "forget /elsewhere/x", "remove evaluation-b"]
-        self.assertEqual(self.parts.done, [*STARTED[:2], *removed, *STARTED[2:]])
-        self.assertEqual(self.asked["end"], (REPOSITORIES,))  # the starter has the evaluators
+        self.assertEqual(self.done, [*BEGUN, *["forget_program_now"] * 2, *STARTED[len(BEGUN) :]])
+        self.assertEqual(self.parts.forget_program_now.call_args_list, list(map(call, strays)))
+        (groups,) = self.parts.remove_other_evaluation_cgroups.call_args.args
+        self.assertEqual(set(groups), {"evaluation-a"})
+        self.parts.kill.assert_called_once_with(REPOSITORIES)  # the starter has the evaluators
 
     def test_trash_that_is_not_removed_is_logged(self) -> None:
-        self.parts.errors["empty_trash"] = OSError(5, "Input/output error", "/state/trash/x")
+        self.parts.empty_trash.side_effect = OSError(5, "Input/output error", "/state/trash/x")
         with capturedLogs() as events:
             self.startup.startService()
         self.assertIn("/state/trash/x: Input/output error", formatEvent(events[0]))
 
     def test_missing_thread_for_the_trash_stops_the_start(self) -> None:
-        def refuse(**_: object) -> None:
-            raise RuntimeError("can't start new thread")
-
-        self.patch(module, "Thread", refuse)
+        self.patch(module, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
         self.assertEqual(self.refused(), f"tawebeval: threads: {PROCESS_LIMIT_REMEDY}")
 
     def test_missing_limits_are_reported_in_one_line_each(self) -> None:
         self.parts.unenforced_resources = ("memory", "{problem}")
         with capturedLogs() as events:
             self.startup.startService()
-        said = [(formatEvent(event), event["log_level"]) for event in events]
-        ((warning, level),) = said
+        ((warning, level),) = [(formatEvent(event), event["log_level"]) for event in events]
         self.assertIn("limits: no cgroup limits memory, {problem} of an evaluation: ", warning)
         self.assertEqual(level, LogLevel.warn)
 
@@ -214,18 +162,8 @@ class StartupTests(SynchronousTestCase):
 class PrivateTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
-        for name in [
-            "lib/state",
-            "lib/cache",
-            "etc",
-            "tokens",
-            "handed",
-            "git",
-            "ssh",
-            "hooks",
-            "readers",
-            "free/x",
-        ]:
+        private = "lib/state lib/cache etc tokens handed git ssh hooks readers"
+        for name in [*private.split(), "free/x"]:
             (self.root / name).mkdir(parents=True)
         self.environment = {
             "STATE_DIRECTORY": f"{self.root}/lib/state",
@@ -281,10 +219,11 @@ class EnvironmentTests(PrivateTestCase):
         root = make_root(self.root / "srv/root")
         (root / "data").symlink_to("/opt")
         configuration = self.configure("/data/cases", root=str(root))
-        with self.assertRaises(ConfigurationError) as caught:
-            check_visible_paths(configuration, self.file, self.environment)
+        error = self.assertRaises(
+            ConfigurationError, check_visible_paths, configuration, self.file, self.environment
+        )
         start = f"environments.x.root: {root}/data is a symbolic link"
-        self.assertTrue(str(caught.exception).startswith(start))
+        self.assertTrue(str(error).startswith(start))
 
 
 class ReadableTests(PrivateTestCase):
@@ -295,8 +234,7 @@ class ReadableTests(PrivateTestCase):
     def refuse(self, path: str, what: str) -> None:
         """Hold that a path, below the root of the test, is refused, and why."""
         path = str(self.root / path)
-        error = self.assertRaises(ConfigurationError, self.check, f"{self.root}/free", path)
-        said = str(error)
+        said = str(self.assertRaises(ConfigurationError, self.check, f"{self.root}/free", path))
         start = f"sandbox.readable[1]: {path} would show evaluators {what} ("
         self.assertTrue(said.startswith(start), said)
 

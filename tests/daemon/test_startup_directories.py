@@ -35,14 +35,18 @@ class DirectoriesTests(SynchronousTestCase):
         for lock in directories.lock_files:
             lock.close()
 
-    def test_missing_directories_are_made_private(self) -> None:
-        directories = self.open()
-        self.assertEqual(directories.uploads, self.root / "state" / "uploads")
-        self.assertEqual(directories.evaluations, self.root / "state" / "evaluations")
-        self.assertEqual(directories.repositories, self.root / "cache" / "repositories")
+    def test_missing_directories_are_made_private_and_named_without_links(self) -> None:
+        (self.root / "real").mkdir(parents=True)
+        (self.root / "link").symlink_to("real")
+        state, cache = self.root / "real/s", self.root / "real/c"
+        link = f"{self.root}/link"
+        directories = self.open(STATE_DIRECTORY=f"{link}/s", CACHE_DIRECTORY=f"{link}/c")
+        self.assertEqual(directories.uploads, state / "uploads")
+        self.assertEqual(directories.evaluations, state / "evaluations")
+        self.assertEqual(directories.repositories, cache / "repositories")
         for path in (
             *(directories.uploads, directories.evaluations, directories.repositories),
-            *(self.root / "state", self.root / "cache"),
+            *(state, cache),
         ):
             self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
 
@@ -133,7 +137,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertTrue((precious / "thing").exists())
         self.assertEqual(stat.S_IMODE((precious / "thing").stat().st_mode), 0o500)
 
-    def test_second_daemon_does_not_start(self) -> None:
+    def test_second_daemon_does_not_start_and_then_holds_no_lock(self) -> None:
         first = self.open()
         (first.uploads / "form").touch()
         error = self.assertRaises(ConfigurationError, self.open)
@@ -143,48 +147,22 @@ class DirectoriesTests(SynchronousTestCase):
         other = {**self.environment, "STATE_DIRECTORY": str(self.root / "other")}
         error = self.assertRaises(ConfigurationError, self.open, **other)
         self.assertIn(str(self.root / "cache"), str(error))
-
-    def test_daemon_that_could_not_start_holds_no_lock(self) -> None:
-        first = self.open()
-        other = {**self.environment, "STATE_DIRECTORY": str(self.root / "other")}
-        self.assertRaises(ConfigurationError, self.open, **other)
+        del error  # and with it what was opened on the way
         self.close(first)
         self.open(**other)
 
     def test_directories_are_those_of_systemd_or_xdg_or_home(self) -> None:
-        root = self.root
-        for environment, state, cache in (
-            (
-                {"STATE_DIRECTORY": f"{root}/s:{root}/t", "CACHE_DIRECTORY": f"{root}/c:{root}/d"},
-                *("s", "c"),
-            ),
-            (
-                {"XDG_STATE_HOME": f"{root}/xs", "XDG_CACHE_HOME": f"{root}/xc"},
-                *("xs/tawebeval", "xc/tawebeval"),
-            ),
-            ({"HOME": f"{root}/h"}, "h/.local/state/tawebeval", "h/.cache/tawebeval"),
-            (
-                {"HOME": f"{root}/h2", "STATE_DIRECTORY": "", "XDG_CACHE_HOME": ""},
-                *("h2/.local/state/tawebeval", "h2/.cache/tawebeval"),
-            ),
-        ):
-            directories = self.open(**environment)
-            self.assertEqual(directories.evaluations, root / state / "evaluations")
-            self.assertEqual(directories.repositories, root / cache / "repositories")
-        self.assertFalse((root / "t").exists())
-
-    def test_home_is_that_of_passwd_without_the_variable(self) -> None:
         self.patch(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir="/home/alice"))
-        for environment in ({}, {"HOME": ""}):
-            state, _ = locate_directories(environment)
-            self.assertEqual(state, Path("/home/alice/.local/state/tawebeval"))
+        usual = "{}/.local/state/tawebeval", "{}/.cache/tawebeval"
+        for environment, state, cache in (
+            ({"STATE_DIRECTORY": "/s:/t", "CACHE_DIRECTORY": "/c:/d"}, "/s", "/c"),
+            ({"XDG_STATE_HOME": "/s", "XDG_CACHE_HOME": "/c"}, "/s/tawebeval", "/c/tawebeval"),
+            ({"HOME": "/h", "STATE_DIRECTORY": "", "XDG_CACHE_HOME": ""}, *usual),
+            ({}, *usual),
+            ({"HOME": ""}, *usual),
+        ):
+            home = environment.get("HOME") or "/home/alice"
+            found = locate_directories(environment)
+            self.assertEqual(found, (Path(state.format(home)), Path(cache.format(home))))
         self.patch(pwd, "getpwuid", {}.__getitem__)
         self.assertEqual(locate_directories({})[1], Path("/.cache/tawebeval"))
-
-    def test_handed_out_paths_have_no_links(self) -> None:
-        (self.root / "real").mkdir(parents=True)
-        (self.root / "link").symlink_to("real")
-        directories = self.open(
-            STATE_DIRECTORY=f"{self.root}/link/s", CACHE_DIRECTORY=f"{self.root}/link/c"
-        )
-        self.assertEqual(directories.evaluations, self.root / "real/s/evaluations")

@@ -9,17 +9,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import (
-    Configuration,
-    EvaluationSettings,
-    LimitSettings,
-    SandboxSettings,
-)
-from tawebeval.daemon.startup import (
-    STARTER_SOCKET_VARIABLE,
-    describe_starter_limits,
-    open_starter,
-)
+from tawebeval.config import Configuration, EvaluationSettings, LimitSettings, SandboxSettings
+from tawebeval.daemon.startup import STARTER_SOCKET_VARIABLE, describe_starter_limits, open_starter
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.starter import PROGRAM_DESCRIPTORS, RESERVED_DESCRIPTORS
 from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
@@ -52,17 +43,19 @@ class SettingTests(SynchronousTestCase):
 
     def test_start_is_refused_if_the_named_starter_does_not_answer(self) -> None:
         silent = {STARTER_SOCKET_VARIABLE: "/nowhere/socket"}
-        with self.assertRaises(ConfigurationError) as caught:
-            open_starter(configured(), silent, Path("/state"))
+        error = self.assertRaises(
+            ConfigurationError, open_starter, configured(), silent, Path("/state")
+        )
         said = "No such file or directory; start tawebeval-starter"
-        self.assertIn(said, str(caught.exception))
+        self.assertIn(said, str(error))
 
     def test_start_is_refused_if_evaluators_may_have_more_than_the_starter(self) -> None:
         resource.prlimit(self.starter.pid, resource.RLIMIT_NOFILE, (200, 200))
-        with self.assertRaises(ConfigurationError) as caught:
-            open_starter(configured(), self.environment, Path("/state"))
+        error = self.assertRaises(
+            ConfigurationError, open_starter, configured(), self.environment, Path("/state")
+        )
         self.assertEqual(
-            str(caught.exception),
+            str(error),
             "limits.open_files: 256 is over the starter's hard limit, 200; set LimitNOFILE=256 in"
             " tawebeval-starter.service (or ulimit -H), or lower limits.open_files",
         )

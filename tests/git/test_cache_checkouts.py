@@ -110,16 +110,6 @@ class ProvideTests(CheckoutsTestCase):
         self.gate.error = None
         self.get()
 
-    def test_writing_is_cancelled_with_last_request_for_it(self) -> None:
-        self.gate.shut = True
-        first, second = self.check_out(), self.check_out()
-        first.cancel()
-        self.failureResultOf(first, CancelledError)
-        self.assertNoResult(second)
-        second.cancel()
-        self.failureResultOf(second, CancelledError)
-        self.assertEqual(list(self.root.iterdir()), [])
-
     def test_checkout_is_not_evicted_before_it_is_used(self) -> None:
         threads = SlowThreads()
         self.cache = self.make(threads)

@@ -23,10 +23,7 @@ class CredentialTests(CacheTestCase):
         self.file.write_text("s3cret")
         self.entries: tuple[CredentialSettings, ...] = (
             CredentialSettings(
-                "example.org",
-                "judge",
-                password_file=str(self.file),
-                callers=("alice", "carol"),
+                "example.org", "judge", password_file=str(self.file), callers=("alice", "carol")
             ),
         )
         self.restart()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tawebeval.git.command import GitResult
 from tests.cases.git import OTHER, CacheTestCase, Running
 
 
@@ -17,14 +16,10 @@ class EvictionTestCase(CacheTestCase):
     """A cache for three repositories with packs of 100 kB."""
 
     capacity = 600_000
-    tree_bytes = 600_000
 
     def setUp(self) -> None:
         super().setUp()
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 100_000)
-
-    def set_tree_size(self, size: int) -> None:
-        self.broken["ls-tree"] = GitResult(0, f"100644 blob cc {size}\tfile\0", "")
 
     def fetch_all(self, names: str) -> None:
         """Request a commit of each of these repositories, and release it."""
@@ -41,10 +36,6 @@ class EvictionTestCase(CacheTestCase):
         found = self.root.glob("*.git")
         cached = sorted((path / "url").read_text().strip("/\n") for path in found)
         self.assertEqual("".join(cached), expected)
-
-    def check_trees(self, expected: str) -> None:
-        left = {path.name[:40] for path in self.root.glob("*.tree")}
-        self.assertEqual(left, {self.find(name).stem for name in expected})
 
 
 class EvictionTests(EvictionTestCase):
@@ -65,27 +56,6 @@ class EvictionTests(EvictionTestCase):
         self.check_cached("acd")
         running.end()
         self.successResultOf(requested)
-
-    def test_least_recently_used_checkouts_go_when_they_take_more_than_half(self) -> None:
-        self.grow = lambda repository: None
-        self.set_tree_size(70_000)
-        self.fetch_all("abcdae")
-        self.assertEqual(len(list(self.root.glob("*.git"))), 5)
-        self.check_trees("dae")
-        self.git.commands.clear()
-        self.fetch_all("b")
-        self.assertEqual(self.names(), ["read-tree"])
-
-    def test_checkout_of_running_evaluation_stays(self) -> None:
-        self.grow = lambda repository: None
-        self.set_tree_size(150_000)
-        self.get("/a")
-        used = self.checkouts.pop()
-        self.fetch_all("bc")
-        self.check_trees("ac")
-        used.release()
-        self.fetch_all("d")
-        self.assertFalse(used.path.exists())
 
     def test_repository_that_is_larger_than_cache_stays_until_next_one_comes(self) -> None:
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 700_000)

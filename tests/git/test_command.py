@@ -94,7 +94,7 @@ class CommandTests(GitTestCase):
         )
 
     def test_only_first_command_asks_for_password(self) -> None:
-        login = Login("https://git.example.org", "judge", "s3cr:t@")
+        login = LoginTests.login
         argv = list(self.start("fetch", next_commands=(("log",),), login=login).argv)[BEFORE:]
         self.assertNotIn("git.example.org", argv[2])
         self.assertIn("git.example.org", " ".join(argv[3:]))
@@ -164,8 +164,7 @@ class LoginTests(GitTestCase):
         child = self.spawn.child
         self.assertNotIn("s3cr", str((child.argv, child.environment)))
         (descriptor,) = self.descriptors
-        with self.assertRaises(OSError):
-            os.fstat(descriptor)
+        self.assertRaises(OSError, os.fstat, descriptor)
         self.end()
 
     def test_helper_is_for_one_server(self) -> None:
@@ -302,10 +301,7 @@ class ResultTests(GitTestCase):
                 b"to 'https://user:pass@a.example/': https://token@a.example/ ssh://git@a.example",
                 "to 'https://a.example/': https://a.example/ ssh://a.example",
             ),
-            (
-                b"to http://a.example/c@d",
-                "to http://a.example/c@d",
-            ),
+            (b"to http://a.example/c@d", "to http://a.example/c@d"),
             (b"fatal: bad config in /cache/x.git/config", "fatal: bad config in x.git/config"),
         ):
             self.assertEqual(self.get(printed, 128).stderr, expected)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -20,7 +20,6 @@ from tawebeval.git.fetch_limits import (
     FetchBudget,
     FetchLimits,
     TreeLimits,
-    build_commit_inspection_commands,
     fetch_within_byte_budget,
 )
 from tests.cases.git import DONE
@@ -107,11 +106,6 @@ class InspectionTests(SynchronousTestCase):
         inspection.feed(b"\0")
         self.assertIsNone(inspection.commit)
 
-    def test_both_commands_are_about_commit(self) -> None:
-        log, ls_tree = build_commit_inspection_commands(OID)
-        self.assertEqual(log[-2:], (OID, "--"))
-        self.assertEqual(ls_tree[-1], OID)
-
 
 LIMIT = 100_000
 MEMORY = EvaluationFailure("repository", "too much memory")
@@ -133,12 +127,7 @@ class FetchLimitTests(SynchronousTestCase):
         self.budget = FetchBudget(FetchLimits(self.clock, 60, LIMIT, TreeLimits(1, 1)))
         self.fetched = Deferred.fromCoroutine(
             fetch_within_byte_budget(
-                self.clock,
-                self.budget,
-                InlineThreads(),
-                fetch,
-                self.path,
-                lambda: self.is_complete,
+                self.clock, self.budget, InlineThreads(), fetch, self.path, lambda: self.is_complete
             )
         )
 
@@ -223,8 +212,3 @@ class FetchLimitTests(SynchronousTestCase):
             directory = self.path / f"refs/origin/{number}"
             directory.mkdir(parents=True, exist_ok=True)
             self.write(f"refs/origin/{number}/x", 0)
-
-    def test_cancelled_fetch_ends_as_cancelled(self) -> None:
-        self.fetched.cancel()
-        self.failureResultOf(self.fetched, CancelledError)
-        self.check("old")

@@ -66,14 +66,15 @@ class PointerTests(SynchronousTestCase):
         self.assertEqual((self.tree / "deep/run").stat().st_mode & 0o777, 0o755)
         self.assertEqual(find_lfs_pointers(self.tree)[0], [])
 
-    def test_nothing_is_replaced_if_file_is_missing(self) -> None:
-        for size, oid in ((7 + 200 + 8, "5" * 64), (7 + 200 + 7, OID)):
+    def test_nothing_is_replaced_if_a_file_is_missing_or_of_another_size(self) -> None:
+        whole = 7 + 200 + len("deep/run")
+        for size, oid, content in (
+            (whole, "5" * 64, "content"),
+            (whole - 1, OID, "content"),
+            (whole, OID, "cut"),
+            (whole, OID, "much more content"),
+        ):
+            (self.objects / OID).write_text(content)
             (self.tree / "deep/run").write_text(POINTER.replace(OID, oid))
             self.assertEqual(replace_lfs_pointers(self.tree, self.objects, size), "deep/run")
-            self.assertEqual(len(find_lfs_pointers(self.tree)[0]), 1)
-
-    def test_file_of_another_size_than_in_its_pointer_replaces_nothing(self) -> None:
-        for content in ("cut", "much more content"):
-            (self.objects / OID).write_text(content)
-            self.assertEqual(replace_lfs_pointers(self.tree, self.objects, 7 + 200 + 8), "deep/run")
             self.assertEqual(len(find_lfs_pointers(self.tree)[0]), 1)

@@ -92,12 +92,7 @@ class TargetTests(SynchronousTestCase):
             self.assertEqual(found, allowed)
 
     def test_each_part_but_callers_changes_identity(self) -> None:
-        changes = (
-            {"host": "*.example.org"},
-            {"port": 443},
-            {"username": "x"},
-            {"secret": "x"},
-        )
+        changes = ({"host": "*.example.org"}, {"port": 443}, {"username": "x"}, {"secret": "x"})
         credentials = [PASSWORD, *(attrs.evolve(PASSWORD, **change) for change in changes)]
         credentials += [KEY, attrs.evolve(KEY, key_file="/k/another")]
         identities = {each.derive_credential_id(b"key") for each in credentials}
@@ -227,8 +222,7 @@ class KeyringTests(SynchronousTestCase):
         found = self.keyring(entry).choose_credential("git@git.example.org:x", "")
         assert found is not None
         self.assertEqual(
-            (found.key_file, found.known_hosts_file, found.secret),
-            (key, hosts, "KEY"),
+            (found.key_file, found.known_hosts_file, found.secret), (key, hosts, "KEY")
         )
         Path(hosts).unlink()
         self.check_refused(entry, words="No such file", setting="[0].known_hosts_file")

@@ -16,10 +16,7 @@ from tawebeval.core.hosts import parse_server_address
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
 from tawebeval.git.remotes import resolve_submodule_url
-from tawebeval.git.repository import (
-    add_submodule_urls,
-    build_submodule_list_command,
-)
+from tawebeval.git.repository import add_submodule_urls, build_submodule_list_command
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, failed
 from tests.fakes.world import OID, TREE
 
@@ -247,12 +244,6 @@ class CheckoutTests(CacheTestCase):
         self.grow = lambda repository: self.clock.advance(61)
         error = self.refuse()
         self.assertEqual(error.extra_members["limit"], "repositories.fetch_timeout")
-
-    def test_without_submodules_allowed_commit_is_refused_with_path(self) -> None:
-        self.most = 0
-        self.restart()
-        error = self.refuse()
-        self.assertEqual(error.extra_members["path"], "lib")
 
     def test_commit_with_submodules_may_need_network(self) -> None:
         self.get()

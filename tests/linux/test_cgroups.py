@@ -157,17 +157,16 @@ class ParentTests(CgroupsTestCase):
         self.assertEqual(cgroups.git_procs_files, (f"{home}/git/cgroup.procs",))
         self.assertEqual(cgroups.evaluator_niceness, 0)
 
-    def test_without_shares_evaluators_are_nicer(self) -> None:
-        self.make_machine("memory pids")
-        cgroups = self.machine.open()
-        self.check(cgroups, ALL - {"weight"}, "weight: not enforced by cgroups", "'cpu'")
-        self.assertEqual((cgroups.git_procs_files, cgroups.evaluator_niceness), ((), 10))
-
-    def test_without_cgroup_of_git_there_are_no_shares(self) -> None:
-        self.machine.refusals["/git"] = errno.ENOSPC
-        cgroups = self.machine.open()
-        self.check(cgroups, ALL - {"weight"}, "/git: No space left on device")
-        self.assertEqual(cgroups.git_procs_files, ())
+    def test_controller_that_is_not_passed_on_is_missing(self) -> None:
+        for controllers, missing, niceness in (
+            ("memory pids", "cpu", 10),
+            ("cpu pids", "memory", 0),
+        ):
+            self.make_machine(controllers)
+            cgroups = self.machine.open()
+            enforced = LESS if missing == "memory" else ALL - {"weight"}
+            self.check(cgroups, enforced, f"has no controller {missing!r}")
+            self.assertEqual(cgroups.evaluator_niceness, niceness)
 
     def test_read_only_cgroups_limit_nothing(self) -> None:
         self.machine.refusals["/tawebeval-x"] = errno.EROFS
@@ -190,11 +189,6 @@ class ParentTests(CgroupsTestCase):
         for place in ("/nonexistent", "/"):
             self.patch(module, "SYSTEMD_MARKER_DIRECTORY", place)
             self.assertIn(said, find_cgroup_remedy())
-
-    def test_daemon_that_may_not_move_leaves_nothing(self) -> None:
-        self.machine.refusals["/daemon/cgroup.procs"] = errno.EACCES
-        self.check(self.machine.open(), set(), "Permission denied")
-        self.assertEqual(self.machine.groups(), [])
 
     def test_beside_a_shell_the_daemon_only_measures(self) -> None:
         for others in (f"{STRANGER}\n", f"1\n{STRANGER}\n"):
@@ -227,28 +221,23 @@ class ParentTests(CgroupsTestCase):
         self.patch(self.machine, "write", refuse)
         self.check(self.machine.open(), {"cpu"}, "other processes are in the cgroup")
 
-    def test_controller_that_is_not_passed_on_is_missing(self) -> None:
-        self.make_machine("cpu pids")
-        self.check(self.machine.open(), LESS, "has no controller 'memory'")
-
-    def test_refused_limit_of_one_resource_leaves_the_others(self) -> None:
-        self.machine.refusals["/probe/memory.max"] = errno.EPERM
-        self.assertEqual(set(self.machine.open().unenforced_resources), {"memory"})
-
-    def test_without_limits_for_each_program_processor_time_is_still_shared(self) -> None:
-        self.machine.refusals["/probe/cgroup.subtree_control"] = errno.EPERM
-        missing = self.machine.open().unenforced_resources
-        self.assertEqual(set(missing), {"memory", "processes"})
-
-    def test_nothing_that_works_leaves_nothing(self) -> None:
-        self.machine.refusals["/probe"] = errno.EACCES
-        self.check(self.machine.open(), set())
-        self.assertEqual(self.machine.groups(), [])
-        self.assertEqual((self.machine.own / "cgroup.procs").read_text(), f"{os.getpid()}\n")
-
-    def test_kernel_without_swap_accounting_limits_memory(self) -> None:
-        self.machine.refusals["/memory.swap.max"] = errno.ENOENT
-        self.check(self.machine.open(), ALL)
+    def test_refusal_of_the_kernel_costs_only_what_needs_it(self) -> None:
+        for end, number, enforced, words in (
+            ("/git", errno.ENOSPC, ALL - {"weight"}, "/git: No space left on device"),
+            ("/probe/memory.max", errno.EPERM, LESS, "memory"),
+            ("/probe/cgroup.subtree_control", errno.EPERM, {"cpu", "weight"}, "processes"),
+            ("/memory.swap.max", errno.ENOENT, ALL, ""),
+            ("/daemon/cgroup.procs", errno.EACCES, set(), "Permission denied"),
+            ("/probe", errno.EACCES, set(), "Permission denied"),
+        ):
+            self.make_machine().refusals[end] = number
+            cgroups = self.machine.open()
+            self.check(cgroups, enforced, words)
+            self.assertEqual(bool(cgroups.git_procs_files), "weight" in enforced, end)
+            self.assertEqual(bool(self.machine.groups()), bool(enforced), end)
+            if not enforced:
+                procs = self.machine.own / "cgroup.procs"
+                self.assertEqual(procs.read_text(), f"{os.getpid()}\n")
 
     def test_end_leaves_nothing(self) -> None:
         own = self.machine.own

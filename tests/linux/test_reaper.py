@@ -21,6 +21,7 @@ from tawebeval.linux.child import kill_adopted_process, kill_processes_below
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.kernel_files import read_stat
 from tests.cases.patience import PATIENCE
+from tests.cases.starters import is_alive
 from tests.fakes.children import NO_PROCESS
 
 SLEEP = ("sleep", "60")
@@ -114,7 +115,7 @@ class BelowTests(ProcessCase):
         assert child.stdout is not None
         inner = int(child.stdout.readline())
         self.check(child, ended=True)
-        self.assertFalse(_is_running(inner))
+        self.assertFalse(is_alive(inner))
 
     def test_process_whose_main_thread_has_ended_is_found(self) -> None:
         child = self.begin(self.dead / "e", ("/usr/bin/python3", "-c", THREAD_ALONE))
@@ -177,7 +178,7 @@ class OneTests(ProcessCase):
             kill_adopted_process(pid, NO_PROCESS)
         self.assertIsNone(child.poll())
         kill_adopted_process(child.pid, os.getpid())
-        self.assertFalse(_is_running(child.pid))
+        self.assertFalse(is_alive(child.pid))
 
     def test_process_that_hangs_is_logged(self) -> None:
         child = self.begin()
@@ -187,10 +188,3 @@ class OneTests(ProcessCase):
             kill_adopted_process(child.pid, os.getpid())
         (event,) = events
         self.assertEqual(formatEvent(event), f"process {child.pid} survives being killed")
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

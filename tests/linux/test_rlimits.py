@@ -58,9 +58,7 @@ class LimitTests(CeilingsTestCase):
             self.hard = {number: value}
             check_hard_limits(limits)
             self.hard = {number: value - 1}
-            with self.assertRaises(ConfigurationError) as caught:
-                check_hard_limits(limits)
-            said = str(caught.exception)
+            said = str(self.assertRaises(ConfigurationError, check_hard_limits, limits))
             self.assertTrue(said.startswith(f"limits.{setting}: "), said)
             self.assertIn(f"hard limit, {value - 1}", said)
             self.assertIn(f"; set {directive}={value} in the unit", said)
@@ -69,9 +67,7 @@ class LimitTests(CeilingsTestCase):
                 **{setting: 16},
                 maximum=MaximumLimitSettings(**{setting: getattr(limits, setting)}),
             )
-            with self.assertRaises(ConfigurationError) as caught:
-                check_hard_limits(chosen)
-            said = str(caught.exception)
+            said = str(self.assertRaises(ConfigurationError, check_hard_limits, chosen))
             self.assertTrue(said.startswith(f"limits.maximum.{setting}: "), said)
 
 
@@ -169,9 +165,7 @@ class DescriptorsTests(SynchronousTestCase):
         self.limits = (0, fewest)
         self.assertEqual(limit_connections(USUAL).http.connections, MIN_HTTP_CONNECTIONS)
         self.limits = (0, fewest - 1)
-        with self.assertRaises(ConfigurationError) as caught:
-            limit_connections(USUAL)
-        said = str(caught.exception)
+        said = str(self.assertRaises(ConfigurationError, limit_connections, USUAL))
         self.assertIn(f"{fewest - 1} allowed, and at least {fewest} are needed", said)
         self.assertIn(f"LimitNOFILE={count_needed_descriptors(USUAL)} in the unit", said)
         self.assertTrue(said.endswith("lower evaluations.running"), said)

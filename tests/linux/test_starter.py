@@ -11,6 +11,7 @@ import re
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from zipfile import ZipFile
 import msgspec
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
-from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import kernel_files, starter, starter_client
@@ -36,7 +37,7 @@ from tawebeval.linux.starter_client import (
     spawn_starter,
 )
 from tests.cases.patience import PATIENCE
-from tests.cases.starters import StarterProcess, eventually, is_alive, sh
+from tests.cases.starters import StarterCase, StarterProcess, eventually, is_alive, sh, turn
 from tests.integration.processes import new_word, processes
 
 _OF_THE_C_LIBRARY = 1 << 31 | 1 << 32  # the signals 32 and 33, as bits
@@ -44,23 +45,12 @@ _OF_THE_C_LIBRARY = 1 << 31 | 1 << 32  # the signals 32 and 33, as bits
 _LARGE = "x = bytearray(b'x') * 2**28; print('ready', flush=True); import time; time.sleep(60)"
 
 
-class StarterCase(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.starter = StarterProcess()
-        self.addCleanup(self.starter.stop)
-        self.client = self.connect()
-
-    def connect(self) -> StarterClient:
-        client = self.starter.connect()
-        self.addCleanup(client.close)
-        return client
-
+class ProgramCase(StarterCase):
     def locate(self, name: str = "program") -> Path:
-        return self.starter.directory / name
+        return self.directory / name
 
     def make_layers(self) -> tuple[Path, Path, Path]:
-        folder = self.starter.directory
-        layers = (folder / "lower", folder / "upper", folder / "work")
+        layers = (self.locate("lower"), self.locate("upper"), self.locate("work"))
         for each in layers:
             each.mkdir()
         return layers
@@ -69,16 +59,36 @@ class StarterCase(SynchronousTestCase):
         self.client.start_program(self.locate(name), launch)
         return self.client.wait_for_program(self.locate(name), PATIENCE)
 
+    def open_connection(self, message: bytes) -> socket.socket:
+        """Return the connection of another client, which has sent a message."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.addCleanup(connection.close)
+        connection.settimeout(PATIENCE)
+        connection.connect(str(self.starter.path))
+        connection.send(message)
+        return connection
+
     def ask(self, message: bytes) -> bytes:
         """Return the answer to a message of a client of its own; b"" if it is disconnected."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(PATIENCE)
-            connection.connect(str(self.starter.path))
-            connection.send(message)
+        with self.open_connection(message) as connection:
             return connection.recv(starter.MAX_MESSAGE_BYTES)
 
+    def request(self, what: str, **members: object) -> None:
+        self.client._call({"request": what, "name": str(self.locate()), **members})
 
-class StartTests(StarterCase):
+    def kill_program(self) -> None:
+        self.request("signal", number=9)
+
+    def read_output(self, name: str = "stdout") -> bytes:
+        return (self.locate() / name).read_bytes()
+
+    def wait_for_exit(self) -> ProgramState:
+        state = eventually(lambda: read_exit_file(self.locate()))
+        assert isinstance(state, ProgramState)
+        return state
+
+
+class StartTests(ProgramCase):
     def setUp(self) -> None:
         super().setUp()
         self.noted: list[int | None] = []
@@ -128,15 +138,14 @@ class StartTests(StarterCase):
 
     def test_directory_tells_exit_and_usage(self) -> None:
         self.run_program(sh("echo out; echo error >&2; kill -9 $$"))
-        state = read_exit_file(self.locate())
-        assert state is not None
+        state = self.wait_for_exit()
         assert state.status is not None
         assert state.rusage is not None
         self.assertEqual(os.waitstatus_to_exitcode(state.status), -signal.SIGKILL)
         self.assertGreater(state.rusage[2], 0)
         self.assertTrue(state.is_output_complete)
-        self.assertEqual((self.locate() / "stdout").read_bytes(), b"out\n")
-        self.assertEqual((self.locate() / "stderr").read_bytes(), b"error\n")
+        self.assertEqual(self.read_output(), b"out\n")
+        self.assertEqual(self.read_output("stderr"), b"error\n")
 
     def test_overlay_is_for_the_program_alone(self) -> None:
         layers = self.make_layers()
@@ -178,13 +187,12 @@ class StartTests(StarterCase):
         self.assertEqual(error.errno, errno.EMFILE)
 
     def test_failed_starts_say_what_and_leave_nothing(self) -> None:
-        folder = self.starter.directory
-        layers = (folder / "none",) * 3
+        layers = (self.locate("none"),) * 3
         true = LaunchSpec(["/bin/true"], {}, "/")
         for launch, overlay, path in (
             (LaunchSpec(["/none"], {}, "/"), (), "/none"),
             (LaunchSpec(["/bin/true"], {}, "/none"), (), "/none"),
-            (true, layers, str(folder / "none")),
+            (true, layers, str(self.locate("none"))),
             (sh("", procs_files=["/none/procs"]), (), "/none/procs"),
             (sh("", descriptors=[{"read": "/none"}]), (), "/none"),
         ):
@@ -239,46 +247,40 @@ class StartTests(StarterCase):
         self.locate().mkdir()
         content = sh("sleep 60").build_json_object()
         (self.locate() / "start").write_text(json.dumps(content))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(str(self.starter.path))
-            request = {"request": "start", "id": 1, "name": str(self.locate())}
-            connection.send(json.dumps(request).encode())
+        request = {"request": "start", "id": 1, "name": str(self.locate())}
+        self.open_connection(json.dumps(request).encode()).close()
         eventually(lambda: not self.client.list_programs())
         eventually(lambda: not _list_children(self.starter.pid))
 
 
-class OutputTests(StarterCase):
+class OutputTests(ProgramCase):
     def test_output_is_stored_up_to_the_limit_and_one_byte(self) -> None:
-        launch = sh("head -c 300000 /dev/zero; exec head -c 99 /dev/zero >&2")
-        launch = LaunchSpec(
-            launch.argv, launch.environment, "/", stdout_limit=1000, stderr_limit=99
-        )
+        command = "head -c 300000 /dev/zero; exec head -c 99 /dev/zero >&2"
+        launch = sh(command, stdout_limit=1000, stderr_limit=99)
         started = self.client.start_program(self.locate(), launch)
         eventually(lambda: (self.locate() / "stdout").stat().st_size == 1001)
         self.assertTrue(is_alive(started.pid))  # it waits
-        self.client._call({"request": "signal", "name": str(self.locate()), "number": 9})
-        eventually(lambda: read_exit_file(self.locate()))
-        self.client._call({"request": "close", "name": str(self.locate())})
-        state = read_exit_file(self.locate())
-        assert state is not None
+        self.kill_program()
+        self.wait_for_exit()
+        self.request("close")
+        state = self.wait_for_exit()
         self.assertTrue(state.is_output_complete)
         self.assertEqual((self.locate() / "stdout").stat().st_size, 1001)
 
     def test_close_stores_what_the_pipes_hold(self) -> None:
         self.client.start_program(self.locate(), sh("echo a; sleep 60 & echo b >&2"))
-        eventually(lambda: read_exit_file(self.locate()))
-        self.assertFalse(read_exit_file(self.locate()).is_output_complete)  # type: ignore[union-attr]
-        self.client._call({"request": "close", "name": str(self.locate())})
-        self.assertTrue(read_exit_file(self.locate()).is_output_complete)  # type: ignore[union-attr]
-        self.assertEqual((self.locate() / "stdout").read_bytes(), b"a\n")
-        self.assertEqual((self.locate() / "stderr").read_bytes(), b"b\n")
+        self.assertFalse(self.wait_for_exit().is_output_complete)
+        self.request("close")
+        self.assertTrue(self.wait_for_exit().is_output_complete)
+        self.assertEqual(self.read_output(), b"a\n")
+        self.assertEqual(self.read_output("stderr"), b"b\n")
 
     def test_signal_reaches_the_group_after_the_program(self) -> None:
         self.client.start_program(self.locate(), sh("sleep 60 & echo $!"))
-        eventually(lambda: read_exit_file(self.locate()))
+        self.wait_for_exit()
         other = int((self.locate() / "stdout").read_text())
         self.assertTrue(is_alive(other))
-        self.client._call({"request": "signal", "name": str(self.locate()), "number": 9})
+        self.kill_program()
         eventually(lambda: not is_alive(other))
 
     def test_one_busy_program_does_not_starve_others(self) -> None:
@@ -305,26 +307,21 @@ while True:
 """
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         launch = LaunchSpec(
-            [sys.executable, "-c", program],
-            {},
-            "/",
-            rlimits={"nofile": (min(hard, 20000),) * 2},
+            [sys.executable, "-c", program], {}, "/", rlimits={"nofile": (min(hard, 20000),) * 2}
         )
         self.client.start_program(self.locate(), launch)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(PATIENCE)
-            connection.connect(str(self.starter.path))
-            connection.send(b'{"request": "attach"}')
-            seconds = 0.0
-            while seconds < starter.MAX_SLOW_READ_SECONDS:
-                seconds = json.loads(connection.recv(65536))["slow_read_seconds"]
+        connection, seconds = self.open_connection(b'{"request": "attach"}'), 0.0
+        while seconds < starter.MAX_SLOW_READ_SECONDS:
+            seconds = json.loads(connection.recv(65536))["slow_read_seconds"]
         size = (self.locate() / "stdout").stat().st_size
         time.sleep(0.05)
         self.assertEqual((self.locate() / "stdout").stat().st_size, size)
 
 
-class FullDiskTests(StarterCase):
+class FullDiskTests(ProgramCase):
     """A file that takes no byte: here for a limit of its size."""
+
+    needs_own_starter = True
 
     def limit_files(self, size: int) -> None:
         resource.prlimit(self.starter.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -335,26 +332,22 @@ class FullDiskTests(StarterCase):
             self.locate(), LaunchSpec([sys.executable, "-c", program], {}, "/")
         )
         self.limit_files(50000)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(PATIENCE)
-            connection.connect(str(self.starter.path))
-            connection.send(b'{"request": "attach"}')
-            while json.loads(connection.recv(65536))["write_error"] != errno.EFBIG:
-                pass
+        connection = self.open_connection(b'{"request": "attach"}')
+        while json.loads(connection.recv(65536))["write_error"] != errno.EFBIG:
+            pass
         self.assertLessEqual((self.locate() / "stdout").stat().st_size, 50000)
-        self.client._call({"request": "signal", "name": str(self.locate()), "number": 9})
-        self.client._call({"request": "close", "name": str(self.locate())})
-        printed = (self.locate() / "stdout").read_bytes()
+        self.kill_program()
+        self.request("close")
+        printed = self.read_output()
         whole = b"".join(b"%d " % i for i in range(30000))
         self.assertTrue(whole.startswith(printed))
 
     def test_bytes_that_are_never_stored_are_told(self) -> None:
         self.limit_files(900)
         self.client.start_program(self.locate(), sh("head -c 2000 /dev/zero"))
-        eventually(lambda: read_exit_file(self.locate()))
-        self.client._call({"request": "close", "name": str(self.locate())})
-        state = read_exit_file(self.locate())
-        assert state is not None
+        self.wait_for_exit()
+        self.request("close")
+        state = self.wait_for_exit()
         self.assertTrue(state.is_output_complete)
         self.assertEqual(state.write_error, errno.EFBIG)
 
@@ -364,11 +357,14 @@ class FullDiskTests(StarterCase):
         eventually(lambda: not is_alive(started.pid))
         self.assertIsNone(read_exit_file(self.locate()))
         self.limit_files(resource.RLIM_INFINITY)
-        eventually(lambda: read_exit_file(self.locate()))
+        self.wait_for_exit()
 
 
-class ClientTests(StarterCase):
+class ClientTests(ProgramCase):
     def test_client_that_sends_nonsense_is_disconnected(self) -> None:
+        said = (self.starter.directory / "said").open()
+        self.addCleanup(said.close)
+        said.read()
         for message in (
             b"nonsense",
             b"[]",
@@ -379,8 +375,8 @@ class ClientTests(StarterCase):
         ):
             self.assertEqual(self.ask(message), b"", message[:40])
         self.assertEqual(self.run_program(sh("")), (0, b""))
-        said = (self.starter.directory / "said").read_text()
-        self.assertEqual(said.count("tawebeval-starter: a request fails: "), said.count("\n"))
+        text = said.read()
+        self.assertEqual(text.count("tawebeval-starter: a request fails: "), text.count("\n"))
 
     def test_request_that_fails_is_answered(self) -> None:
         for request in (
@@ -403,25 +399,23 @@ class ClientTests(StarterCase):
         ):
             (self.locate() / "start").write_bytes(content)
             with self.assertRaises(OSError, msg=content[:40]):
-                self.client._call({"request": "start", "name": str(self.locate())})
+                self.request("start")
         self.assertEqual(self.client.list_programs(), set())
         self.assertEqual(self.run_program(sh("")), (0, b""))
 
     def test_client_that_reads_nothing_holds_up_nobody(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf:
-            deaf.connect(str(self.starter.path))
-            deaf.setblocking(False)
-            deaf.send(b'{"request": "attach"}')
-            for _ in range(2000):
-                try:
-                    deaf.send(b'{"request": "version", "id": 1}')
-                except BlockingIOError:
-                    time.sleep(0.001)
-                except OSError:
-                    break
-            else:
-                self.fail("it was not disconnected")
-            self.assertEqual(self.run_program(sh("")), (0, b""))
+        deaf = self.open_connection(b'{"request": "attach"}')
+        deaf.setblocking(False)
+        for _ in range(2000):
+            try:
+                deaf.send(b'{"request": "version", "id": 1}')
+            except BlockingIOError:
+                time.sleep(0.001)
+            except OSError:
+                break
+        else:
+            self.fail("it was not disconnected")
+        self.assertEqual(self.run_program(sh("")), (0, b""))
 
     def test_clients_without_free_descriptors_are_served_later(self) -> None:
         few = StarterProcess(starter.RESERVED_DESCRIPTORS)
@@ -452,12 +446,14 @@ class ClientTests(StarterCase):
         self.assertEqual(self.client.list_programs(), set(names))
 
 
-class LifeTests(StarterCase):
+class LifeTests(ProgramCase):
+    needs_own_starter = True
+
     def test_stop_kills_all_programs_first(self) -> None:
         # The kernel takes a while to end a process with much memory.
         large = LaunchSpec(["/usr/bin/python3", "-c", _LARGE], {}, "/")
         started = self.client.start_program(self.locate(), large)
-        eventually((self.locate() / "stdout").read_bytes)
+        eventually(self.read_output)
         self.client.stop_starter()
         self.assertFalse(is_alive(started.pid))
         self.assertFalse(self.client.is_alive)
@@ -536,19 +532,21 @@ class LifeTests(StarterCase):
         self.assertRaises(ConfigurationError, self.starter.connect)
 
     def test_starter_that_does_not_answer_is_not_waited_for(self) -> None:
-        self.patch(starter_client, "ANSWER_TIMEOUT", 0.05)
+        self.patch(starter_client, "_TIMEOUT", struct.pack("ll", 0, 50_000))
         self.starter.process.send_signal(signal.SIGSTOP)
         self.addCleanup(self.starter.process.send_signal, signal.SIGCONT)
         self.assertRaises(TimeoutError, self.connect)
 
 
-class BrokerTests(StarterCase):
+class BrokerTests(ProgramCase):
+    needs_own_starter = True
+
     BROKER = (
         "import socket\n"
         "listening = socket.socket(fileno=3)\n"
         "while True:\n"
         "    connection, _ = listening.accept()\n"
-        "    connection.send(open('/tmp/none' if False else TREE).read().encode())\n"
+        "    connection.send(open(TREE).read().encode())\n"
     )
 
     def start(self, broker: LaunchSpec | None = None, command: str = "sleep 60") -> Path:
@@ -558,7 +556,7 @@ class BrokerTests(StarterCase):
         broker = broker or LaunchSpec(
             [sys.executable, "-c", source], {}, "/", [{"socket": ""}], niceness=1
         )
-        path = self.starter.directory / "runner"
+        path = self.locate("runner")
         started = self.client.start_program(
             self.locate(), sh(command, broker=broker, broker_socket=str(path)), layers
         )
@@ -582,30 +580,26 @@ class BrokerTests(StarterCase):
         self.assertEqual(self.talk(path), b"lower")
         self.assertEqual(self.talk(path), b"lower")
         (broker,) = _list_children(self.starter.pid) - {self.program_pid}
-        self.client._call({"request": "signal", "name": str(self.locate()), "number": 9})
-        eventually(lambda: read_exit_file(self.locate()))
+        self.kill_program()
+        self.wait_for_exit()
         self.assertFalse(is_alive(broker))  # before the end is told
         self.assertEqual(self.talk(path), b"")
 
     def test_program_that_does_not_connect_has_no_broker(self) -> None:
         self.start(command=":")
-        eventually(lambda: read_exit_file(self.locate()))
+        self.wait_for_exit()
         self.assertFalse((self.locate() / "broker-stderr").exists())
 
     def test_broker_that_cannot_run_is_told(self) -> None:
-        for number, broker in enumerate(
-            (LaunchSpec(["/none"], {}, "/"), LaunchSpec(["/bin/true"], {}, "/none"))
-        ):
-            del number
-            path = self.start(broker)
+        for argv, directory in ((["/none"], "/"), (["/bin/true"], "/none")):
+            path = self.start(LaunchSpec(argv, {}, directory))
             self.assertEqual(self.talk(path), b"")
-            state = self.look()
-            while state.broker_error is None:
-                state = self.look()
+            while self.look().broker_error is None:
+                pass
             self.assertIn("none", (self.locate() / "broker-stderr").read_text())
             self.client.forget_program_now(self.locate())
             for name in ("lower", "upper", "work"):
-                remove_tree(self.starter.directory / name)
+                remove_tree(self.locate(name))
 
     def test_stderr_of_a_broker_is_stored(self) -> None:
         self.talk(self.start(sh("echo said >&2")))
@@ -616,12 +610,11 @@ class BrokerTests(StarterCase):
         return msgspec.json.decode(self.ask(json.dumps(message).encode()), type=ProgramState)
 
 
-class AttachedTests(TestCase):
+class AttachedTests(StarterCase):
+    needs_own_starter = True
+
     def setUp(self) -> None:
-        self.starter = StarterProcess()
-        self.addCleanup(self.starter.stop)
-        self.client = self.starter.connect()
-        self.addCleanup(self.client.close)
+        super().setUp()
         self.states: list[ProgramState] = []
         self.lost: Deferred[None] = Deferred()
 
@@ -635,7 +628,7 @@ class AttachedTests(TestCase):
         self.client.attach(reactor)
         self.client.watch_program(Path("/none"), self.on_state)
         while not self.states:
-            await _turn()
+            await turn()
         self.assertTrue(self.states[0].is_unknown)
 
     async def test_end_of_the_starter_is_told(self) -> None:
@@ -658,7 +651,7 @@ class AttachedTests(TestCase):
         self.assertTrue(self.client._requests)
         os.kill(self.starter.pid, signal.SIGCONT)
         while self.client._requests:
-            await _turn()
+            await turn()
         self.assertGreaterEqual(self.client.fileno(), 0)
 
     async def test_starter_that_takes_no_requests_any_more_is_lost(self) -> None:
@@ -670,12 +663,6 @@ class AttachedTests(TestCase):
         for _ in range(1000):
             self.client.signal_program(Path("/none"), 9)
         await self.lost
-
-
-def _turn() -> Deferred[None]:
-    turn: Deferred[None] = Deferred()
-    reactor.callLater(0.002, turn.callback, None)  # type: ignore[attr-defined]
-    return turn
 
 
 def _list_children(pid: int) -> set[int]:

@@ -23,6 +23,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.linux import tail
+from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
     STARTER_ENDED,
     ProgramState,
@@ -31,7 +32,7 @@ from tawebeval.linux.starter_client import (
 )
 from tawebeval.linux.tail import POLL_SECONDS, FileTail, FileWatcher, ProgramFiles, TailedProcess
 from tests.cases.patience import PATIENCE
-from tests.cases.starters import Keeping, StarterProcess, sh
+from tests.cases.starters import Keeping, StarterCase
 
 USAGE = tuple(resource.getrusage(resource.RUSAGE_SELF))
 READER = """
@@ -226,31 +227,6 @@ class PlayedTests(SynchronousTestCase):
         self.assertEqual(self.protocol.printed[1], b"later")
         self.assertIsInstance(self.successResultOf(self.protocol.ended), ProcessDone)
 
-    def test_process_that_ended_long_ago_is_read_from_its_files(self) -> None:
-        self.print(b"all")
-        self.save(status=0, is_output_complete=True)
-        process = self.connect()
-        self.tell(is_unknown=True)
-        self.assertIsInstance(self.successResultOf(self.protocol.ended), ProcessDone)
-        self.assertEqual(self.protocol.printed[1], b"all")
-        self.assertIsNone(process.lost_reason)
-
-    def test_process_that_nobody_knows_is_lost(self) -> None:
-        self.print(b"some")
-        process = self.connect()
-        self.tell(is_unknown=True)
-        self.assertEqual(self.protocol.printed[1], b"some")
-        reason = self.successResultOf(self.protocol.ended)
-        self.assertEqual(reason.signal, signal.SIGKILL)
-        self.assertIn("not known any more", process.lost_reason or "")
-
-    def test_another_process_with_the_number_is_not_taken_for_it(self) -> None:
-        process = self.connect()
-        assert self.starter.listener is not None
-        self.starter.listener(ProgramState(pid=7, start_time=10))
-        self.take_turns()
-        self.assertIn("not known any more", process.lost_reason or "")
-
     def test_process_ends_although_both_files_have_shrunk_before(self) -> None:
         process = self.connect()
         for name in ("stdout", "stderr"):
@@ -263,41 +239,38 @@ class PlayedTests(SynchronousTestCase):
         self.assertEqual(process.lost_reason, "the file of stdout has shrunk")
         self.assertEqual(self.watcher.callbacks, {})
 
-    def test_exit_of_another_process_is_not_taken_for_its_own(self) -> None:
-        process = self.connect()
-        self.save(status=0, is_output_complete=True, start_time=10)
-        self.tell(is_unknown=True)
-        self.assertEqual(self.successResultOf(self.protocol.ended).signal, signal.SIGKILL)
-        self.assertIsNotNone(process.lost_reason)
-
-    def test_end_of_the_starter_loses_what_runs(self) -> None:
-        for saved, lost in (
-            (None, STARTER_ENDED),
-            ({"status": 0}, STARTER_ENDED),
-            ({"status": 0, "is_output_complete": True}, None),
+    def test_process_of_which_the_starter_knows_nothing_is_lost_unless_its_files_tell_its_end(
+        self,
+    ) -> None:
+        unknown, other = ProgramState(7, 9, is_unknown=True), ProgramState(7, 10)
+        ended = {"status": 0, "is_output_complete": True}
+        for saved, state, lost, number in (
+            (ended, unknown, None, None),
+            (None, unknown, "not known any more", 9),
+            ({**ended, "start_time": 10}, unknown, "not known any more", 9),
+            (None, other, "not known any more", 9),
+            ({**ended, "status": 9, "write_error": 28}, unknown, "No space left", 9),
+            (ended, None, None, None),
+            (None, None, STARTER_ENDED, 9),
+            ({"status": 0}, None, STARTER_ENDED, None),
         ):
             self.setUp()
             process = self.connect()
             self.print(b"some")
             if saved is not None:
                 self.save(**saved)
-            process.on_state(None)
+            process.on_state(state)
             self.take_turns()
             self.assertEqual(self.protocol.printed[1], b"some")
-            self.assertEqual(process.lost_reason, lost)
-            self.assertEqual(self.protocol.told[-1], "ended")
+            self.assertEqual(process.lost_reason is None, lost is None, (saved, state))
+            self.assertIn(lost or "", process.lost_reason or "")
+            self.assertEqual(self.successResultOf(self.protocol.ended).signal, number)
 
     def test_full_disk_kills_the_process(self) -> None:
         process = self.connect()
         self.tell(write_error=28)
         self.tell(write_error=28)
         self.assertEqual(self.starter.asked, [signal.SIGKILL])
-        self.assertIn("No space left", process.lost_reason or "")
-
-    def test_full_disk_is_told_by_the_files_too(self) -> None:
-        process = self.connect()
-        self.save(status=9, is_output_complete=True, write_error=28)
-        self.tell(is_unknown=True)
         self.assertIn("No space left", process.lost_reason or "")
 
     def test_file_that_shrinks_or_cannot_be_read_kills_the_process(self) -> None:
@@ -332,21 +305,14 @@ class PlayedTests(SynchronousTestCase):
         self.assertEqual(self.watcher.callbacks, {})
 
 
-class RealTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.starter = StarterProcess()
-        self.addCleanup(self.starter.stop)
-        self.client = self.starter.connect()
-        self.addCleanup(self.client.close)
-        self.directory = self.starter.directory / "program"
-
+class RealTests(StarterCase):
     def test_readers_that_are_killed_lose_and_repeat_no_byte(self) -> None:
         lines = "import sys\nfor i in range(200000): print(i, flush=i % 97 == 0)\nsys.exit(5)"
-        launch = sh("")
-        launch = type(launch)([sys.executable, "-c", lines], {}, "/")
-        program = self.client.start_program(self.directory, launch)
-        copy = self.starter.directory / "copy"
-        arguments = [self.starter.path, self.directory, program.pid, program.start_time, copy]
+        launch = LaunchSpec([sys.executable, "-c", lines], {}, "/")
+        directory = self.directory / "program"
+        program = self.client.start_program(directory, launch)
+        copy = self.directory / "copy"
+        arguments = [self.starter.path, directory, program.pid, program.start_time, copy]
         argv = [sys.executable, "-c", READER, *map(str, arguments)]
         kills = 0
         deadline = time.monotonic() + PATIENCE

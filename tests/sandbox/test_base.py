@@ -64,13 +64,6 @@ class ProcessLimitTests(CellTestCase):
 
 
 class GroupTests(CellTestCase):
-    def test_cgroup_has_the_name_of_the_workspace(self) -> None:
-        self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
-        self.started()
-        self.assertEqual(self.cgroups.made, [("word", LIMITS)])
-        (launch,) = self.trees.launched
-        self.assertEqual(launch.procs_files, ["/cgroup/a", "/cgroup/b"])
-
     def test_cgroup_that_stays_is_an_error_and_is_removed_later(self) -> None:
         cell = self.started()
         self.cgroups.group.stays = OSError(16, "Device or resource busy")
@@ -84,28 +77,23 @@ class GroupTests(CellTestCase):
     def test_cgroup_is_removed_if_the_start_fails(self) -> None:
         self.trees.error = OSError(28, "No space left on device")
         cell = self.no_cell()
-        with self.assertRaises(OSError):
-            cell.start_evaluator("x", ENVIRONMENT, Path("/"))
+        cell.close()
+        self.assertEqual(self.cgroups.group.removed, 0)
+        self.assertRaises(OSError, cell.start_evaluator, "x", ENVIRONMENT, Path("/"))
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
-    def test_close_forgets_the_program(self) -> None:
-        cell = self.started()
-        cell.close()
-        self.assertEqual(self.trees.forgotten, [self.workspace])
-
-    def test_run_that_never_started_has_nothing_to_remove(self) -> None:
-        self.no_cell().close()
-        self.assertEqual(self.cgroups.group.removed, 0)
-
 
 class ProcessTests(CellTestCase):
-    def test_started_process_is_connected_from_its_beginning(self) -> None:
+    def test_started_process_is_in_its_cgroup_and_connected_from_its_beginning(self) -> None:
+        self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
         run = self.no_cell()
         started = run.start_evaluator("x", ENVIRONMENT, Path("/"))
         run.connect_process(ProcessProtocol(), started)
         self.assertEqual(self.trees.connected, [(started, 0)])
+        self.assertEqual(self.cgroups.made, [("word", LIMITS)])
         (launch,) = self.trees.launched
+        self.assertEqual(launch.procs_files, ["/cgroup/a", "/cgroup/b"])
         self.assertEqual(launch.niceness, 10)
         self.assertEqual(launch.stdout_limit, LIMITS.output)
         self.assertEqual(launch.stderr_limit, LIMITS.stderr)
@@ -115,6 +103,7 @@ class ProcessTests(CellTestCase):
         run = self.started()
         self.assertEqual(run.workspace_view.tree_descriptor, self.trees.overlay_descriptor)
         run.close()
+        self.assertEqual(self.trees.forgotten, [self.workspace])
         run.close()
         self.assertRaises(OSError, os.fstat, self.trees.overlay_descriptor)
         self.assertIsNone(run.workspace_view.tree_descriptor)

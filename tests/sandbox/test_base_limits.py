@@ -15,11 +15,7 @@ from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox import base as module
-from tawebeval.sandbox.base import (
-    LARGE_INSPECTION_COUNT,
-    LimitMonitor,
-    RunLimits,
-)
+from tawebeval.sandbox.base import LARGE_INSPECTION_COUNT, LimitMonitor, RunLimits
 from tawebeval.sandbox.disk import DiskUsage
 from tests.cases.sandbox import LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
@@ -50,9 +46,13 @@ class LimitTests(CellTestCase):
     def check_none(self, *, final: bool = False) -> None:
         self.assertIsNone(self.limits.check(final))
 
-    def test_run_that_used_nothing_is_within_its_limits(self) -> None:
+    def test_run_that_used_nothing_is_within_its_limits_and_looked_at_anew_at_the_end(self) -> None:
         self.check_none()
         self.check_none(final=True)
+        self.assertEqual(self.cgroups.group.patience, [1, 0])
+        self.assertEqual(self.disk.looks, [False, True])
+        self.assertEqual(self.disk.directory, self.workspace.root)
+        self.assertEqual((self.disk.size, self.disk.max_files), (GIB + 5000 + 10 * 4096, 1010))
 
     def test_limits_of_the_cgroup_are_reported(self) -> None:
         group = self.cgroups.group
@@ -62,11 +62,6 @@ class LimitTests(CellTestCase):
         self.check("memory", "memory", "{} of memory")
         group.submission_peak_memory_bytes = 3 * MIB
         self.check("memory", "memory", "it and the submission's programs (3 MiB) used over {}")
-
-    def test_limits_of_the_kernel_are_looked_up_once_a_second(self) -> None:
-        self.check_none()
-        self.check_none(final=True)
-        self.assertEqual(self.cgroups.group.patience, [1, 0])
 
     def test_processor_time_of_the_cgroup_counts_with_a_second_allowed(self) -> None:
         self.cgroups.group.used = ResourceUsage(30.0, None)
@@ -130,14 +125,6 @@ class LimitTests(CellTestCase):
         self.disk.free_bytes = MIB - 1
         error = self.limits.check(final=True)
         self.assertEqual(error and error.reason, "disk")
-
-    def test_count_is_bounded_by_the_limits_and_new_at_the_end(self) -> None:
-        self.check_none()
-        self.check_none(final=True)
-        self.assertEqual(self.disk.looks, [False, True])
-        self.assertEqual(self.disk.directory, self.workspace.root)
-        self.assertEqual(self.disk.size, GIB + 5000 + 10 * 4096)
-        self.assertEqual(self.disk.max_files, 1010)
 
     def test_open_files_of_the_processes_count(self) -> None:
         self.patch(module, "list_descendants", lambda pid: [pid + 1, pid + 2])

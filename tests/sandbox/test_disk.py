@@ -22,10 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.filetree import open_directory
 from tawebeval.sandbox import disk as module
-from tawebeval.sandbox.disk import (
-    DiskMeter,
-    DiskUsage,
-)
+from tawebeval.sandbox.disk import DiskMeter, DiskUsage
 from tests.fakes.children import NO_PROCESS
 
 BLOCK = 4096
@@ -77,9 +74,6 @@ class DiskTestCase(SynchronousTestCase):
 
 
 class CountTests(DiskTestCase):
-    def test_empty_directory_takes_nothing(self) -> None:
-        self.assertEqual(self.count(), DiskUsage())
-
     def test_files_and_directories_are_counted_and_the_largest_is_measured(self) -> None:
         (self.top / "a/b").mkdir(parents=True)
         size = self.write(self.top / "one", 3) + self.write(self.top / "a/b/two", 5)
@@ -87,6 +81,7 @@ class CountTests(DiskTestCase):
         self.assertEqual(
             self.count(), DiskUsage(disk_bytes=size, file_count=4, largest_file_bytes=5 * BLOCK)
         )
+        self.assertEqual(self.count().inspection_count, 4 + 2, "directories count twice")
         self.assertGreaterEqual(size, 8 * BLOCK)
 
     def test_excluded_names_are_left_out_at_the_top_alone(self) -> None:
@@ -104,20 +99,13 @@ class CountTests(DiskTestCase):
             measure_disk_usage(self.top, (), since=later - 0.001).largest_file_bytes, 4 * BLOCK
         )
 
-    def test_hard_links_take_their_room_once(self) -> None:
+    def test_hard_links_here_and_elsewhere_take_their_room_once(self) -> None:
         (self.top / "sub").mkdir()
         size = self.write(self.top / "one", 4) + (self.top / "sub").stat().st_blocks * 512
-        for name in ("two", "sub/three"):
-            (self.top / name).hardlink_to(self.top / "one")
+        for path in (self.top / "two", self.top / "sub/three", self.beside / "four"):
+            path.hardlink_to(self.top / "one")
         self.assertEqual(
             self.count(), DiskUsage(disk_bytes=size, file_count=4, largest_file_bytes=4 * BLOCK)
-        )
-
-    def test_file_with_a_name_elsewhere_takes_its_room(self) -> None:
-        size = self.write(self.top / "one", 4)
-        (self.beside / "two").hardlink_to(self.top / "one")
-        self.assertEqual(
-            self.count(), DiskUsage(disk_bytes=size, file_count=1, largest_file_bytes=4 * BLOCK)
         )
 
     def test_sparse_file_takes_what_is_written(self) -> None:
@@ -147,21 +135,9 @@ class CountTests(DiskTestCase):
 
 
 class WorkTests(DiskTestCase):
-    def looks(self, needed: int, *pids: int) -> None:
-        """Hold that a count takes so many."""
-        self.assertEqual(measure_disk_usage(self.top, pids).inspection_count, needed)
-
-    def test_each_file_and_directory_is_an_inspection(self) -> None:
-        for name in ("one", "two", "three"):
-            (self.top / name).touch()
-        self.looks(3)
-        (self.top / "sub").mkdir()
-        (self.top / "sub/four").touch()
-        self.looks(6)
-
     def test_each_thread_and_descriptor_is_an_inspection(self) -> None:
         pid = self.start("exec 5</dev/null 7>&1")
-        self.looks(1 + 3 + 2, pid)
+        self.assertEqual(self.count(pid).inspection_count, 1 + 3 + 2)
 
     def test_count_ends_beyond_its_limits(self) -> None:
         for number in range(50):
@@ -359,12 +335,9 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(self.count - before, counts)
         self.assertIs(found, self.use)
 
-    def test_first_look_counts(self) -> None:
-        self.look(counts=1)
-        self.assertEqual(self.asked, [Path("/some")])
-
     def test_count_is_kept_while_the_file_system_does_not_fill_up(self) -> None:
         self.look(counts=1)
+        self.assertEqual(self.asked, [Path("/some")])
         self.look(counts=0)
         self.blocks += 5000
         self.files += 5000

@@ -21,10 +21,7 @@ from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import StartedProgram, StarterClient
 from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox, SandboxedRun
-from tawebeval.sandbox.bubblewrap import (
-    TOOLS_NAME,
-    BubblewrapSandbox,
-)
+from tawebeval.sandbox.bubblewrap import TOOLS_NAME, BubblewrapSandbox
 from tawebeval.sandbox.probe import (
     DEFAULT_PROBE_DIRECTORIES,
     TREE_COPY_WARNING,
@@ -99,18 +96,16 @@ class OpenTests(SandboxesTestCase):
     def test_missing_bubblewrap_is_an_error(self) -> None:
         self.patch(shutil, "which", lambda name: None)
         for kind in ("auto", "bubblewrap"):
-            with self.assertRaises(ConfigurationError) as caught:
-                self.open(kind)
-            self.assertTrue(str(caught.exception).startswith("sandbox.kind: "))
-            self.assertIn("run `apt-get install bubblewrap`, " + OTHERWISE, str(caught.exception))
+            error = self.assertRaises(ConfigurationError, self.open, kind)
+            self.assertTrue(str(error).startswith("sandbox.kind: "))
+            self.assertIn("run `apt-get install bubblewrap`, " + OTHERWISE, str(error))
 
     def test_missing_readable_path_is_an_error_with_its_setting(self) -> None:
         (self.root / "dangling").symlink_to("nowhere")
         for missing in ("/nonexistent", f"{self.root}/dangling"):
-            with self.assertRaises(ConfigurationError) as caught:
-                self.open(readable=("/usr", missing))
+            error = self.assertRaises(ConfigurationError, self.open, readable=("/usr", missing))
             self.assertEqual(
-                str(caught.exception),
+                str(error),
                 f"sandbox.readable[1]: {missing} does not exist; create or remove it",
             )
 
@@ -275,8 +270,7 @@ class TreesTests(SandboxesTestCase):
         self.patch(FakeTrees, "start_program", refuse)
         self.assertIsNone(self.try_it())
         self.assertEqual(
-            self.trees.overlay_problem,
-            "[Errno 22] an overlay cannot be mounted: Invalid argument",
+            self.trees.overlay_problem, "[Errno 22] an overlay cannot be mounted: Invalid argument"
         )
         self.assertEqual(len(self.trees.made), 2)
 
@@ -308,9 +302,7 @@ class RelyTests(SandboxesTestCase):
     def test_daemon_does_not_start_with_a_broken_sandbox(self) -> None:
         self.install("echo 'bwrap: Unknown option --json'; exit 1")
         sandbox = self.open_bubblewrap()
-        with self.assertRaises(SystemExit) as caught:
-            self.rely(sandbox)
-        message = str(caught.exception)
+        message = str(self.assertRaises(SystemExit, self.rely, sandbox))
         self.assertTrue(
             message.startswith(
                 "tawebeval: sandbox.kind: bubblewrap does not work here: bwrap: Unknown option"
@@ -322,10 +314,9 @@ class RelyTests(SandboxesTestCase):
     def test_daemon_does_not_start_without_a_starter(self) -> None:
         self.trees = FakeTrees(error=OSError(None, "no python"))
         for kind in ("none", "bubblewrap"):
-            with self.assertRaises(SystemExit) as caught:
-                self.rely(self.open(kind))
+            error = self.assertRaises(SystemExit, self.rely, self.open(kind))
             self.assertEqual(
-                str(caught.exception),
+                str(error),
                 "tawebeval: no evaluator can be started: no python; install a python3 that the"
                 " daemon's user can execute",
             )

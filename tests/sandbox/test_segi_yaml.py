@@ -70,18 +70,16 @@ class YamlTests(SynchronousTestCase):
 
     def test_all_syntax_that_packages_use_is_read(self) -> None:
         self.assertEqual(read_yaml(PACKAGE), VALUES)
-
-    def test_list_of_many_lines_is_read_in_little_time(self) -> None:
-        lines = "  1,\n" * 20_000
-        self.assertEqual(read_yaml(f"a: [\n{lines}]\nb: 2\n"), {"a": [1] * 20_000, "b": 2})
-        with self.assertRaisesRegex(YamlError, "^line 20003: "):
-            read_yaml(f"a: [\n{lines}]\nb: *c\n")
-        with self.assertRaisesRegex(YamlError, "^line 20003: a bracket"):
-            read_yaml(f"a: [\n{lines}")
-
-    def test_scalars_have_their_types(self) -> None:
         for text, value in (("", None), ("# nothing\n", None), ("7", 7), ("[a]", ["a"])):
             self.assertEqual(read_yaml(text), value)
+
+    def test_list_of_many_lines_is_read_in_little_time(self) -> None:
+        lines = "  1,\n" * 10_000
+        self.assertEqual(read_yaml(f"a: [\n{lines}]\nb: 2\n"), {"a": [1] * 10_000, "b": 2})
+        with self.assertRaisesRegex(YamlError, "^line 10003: "):
+            read_yaml(f"a: [\n{lines}]\nb: *c\n")
+        with self.assertRaisesRegex(YamlError, "^line 10003: a bracket"):
+            read_yaml(f"a: [\n{lines}")
 
     def test_unsupported_syntax_is_refused_with_its_line(self) -> None:
         for line in (

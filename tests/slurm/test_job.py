@@ -241,8 +241,9 @@ class StartTests(JobCase):
         first = self.job.name
         self.slurm_run = self.make_run()
         self.starter.error = TimeoutError(110, "the starter of evaluators does not answer")
-        with self.assertRaises(TimeoutError):
-            self.slurm_run.start_evaluator("", {}, self.job.tree_directory)
+        self.assertRaises(
+            TimeoutError, self.slurm_run.start_evaluator, "", {}, self.job.tree_directory
+        )
         self.assertEqual(list(self.commands.watchers), [first, self.job.name])
         self.slurm_run.close()
         self.slurm_run.close()
@@ -326,8 +327,7 @@ class JobTests(JobCase):
         self.assertEqual(self.run_.stdout, b"said\n")
         self.assertEqual(self.run_.told[0], "exited")
         self.check_loss("node")
-        with self.assertRaises(EvaluationFailure):
-            self.slurm_run.interpret_exit(None, signal.SIGKILL)
+        self.assertRaises(EvaluationFailure, self.slurm_run.interpret_exit, None, signal.SIGKILL)
         self.assertIsNone(self.process.resource_usage)
         self.assertEqual(self.commands.counters.lost_jobs_by_reason["node"], 1)
 
