@@ -51,7 +51,7 @@ test-bare: ## run demo and tests on a bare Debian, as root in /root; SUITE=bookw
 
 # One after the other, so that nothing is installed while programs of the virtualenv run.
 setup: ## install what check, docs, test and test-machine use
-	$(SETUP) --extras check,docs,test --needs git --wants $(MACHINES)
+	$(SETUP) --extras check,docs,test --needs git --wants $(MACHINES),lintian
 	$(SETUP) $$($(PYTHON) tests/programs.py --all)
 
 check: ## check style, types, and that imports point down

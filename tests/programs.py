@@ -38,8 +38,7 @@ _PAGE = (
 _PROXIES = "test_proxies test_several test_page_http2"
 _TOOLCHAINS = "gcc /usr/bin/node"
 _SANDBOXED = "tests.sandbox.test_bubblewrap tests.sandbox.test_environments"
-_SLURM = "test_slurm test_slurm_wire"
-_BOOTED = "test_debian test_hardening test_install test_systemd"
+_BOOTED = "test_hardening test_install test_systemd"
 
 
 def _integration(names: str) -> str:
@@ -51,12 +50,11 @@ USES = (
     Use("bwrap curl", f"tests.integration {_SANDBOXED}", needed=True),
     Use("systemd-analyze", f"tests.test_units tests.test_container_files {_integration(_BOOTED)}"),
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk")),
-    Use("lintian", _integration("test_debian"), optional=True),
-    Use("bash zsh fish", _integration("test_debian test_install")),
+    Use("bash zsh fish", _integration("test_install")),
     Use("jq", _integration("test_documented_commands")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
-    Use("/usr/bin/node", _integration("test_client_packages test_page_modules")),
-    Use("/usr/bin/node", _integration("test_client_types"), npm="typescript"),
+    Use("/usr/bin/node", _integration("test_page_modules")),
+    Use("/usr/bin/node", _integration("test_client_packages"), npm="typescript"),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
     Use("/usr/bin/go /usr/bin/rustc", _integration("test_toolchains"), optional=True),
     Use("git-lfs", _integration("test_lfs")),
@@ -67,7 +65,7 @@ USES = (
     Use("podman crun mmdebstrap newuidmap", _integration("test_image")),
     Use(
         "/usr/sbin/munged /usr/sbin/slurmctld /usr/sbin/slurmd srun",
-        _integration(_SLURM),
+        _integration("test_slurm"),
     ),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
@@ -78,7 +76,7 @@ FOR_ROOT = (
     + _integration(
         f"{_BOOTED} test_descriptors test_environments"
         " test_full_disk test_git_attacks test_overlays"
-        f" test_privileges test_try test_verdicts test_writable_trees {_SLURM}"
+        f" test_privileges test_try test_verdicts test_writable_trees test_slurm"
     )
 )
 """Modules of which some tests, or all, are skipped for ordinary users."""

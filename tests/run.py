@@ -44,26 +44,27 @@ CORE = (
     "tawebeval/webhooks/signing",
 )
 
-# The modules of tests.integration that are run by one trial.
+# The modules of tests.integration that are run by one trial, the longest first.
 _TOGETHER = (
+    # So that a browser starts only once.
+    ("page", "page_class", "page_tokens", "page_languages"),
+    ("lti", "documented_site", "documented_clients", "page_results", "page_problems"),
     # So that tawebeval is installed only once.
     ("hardening", "install", "systemd"),
-    ("debian", "packaging"),  # the former writes into the checkout, which the latter copies
-    ("page_class", "page_tokens"),  # so that a browser starts only once
     # So that a daemon starts only once.
-    ("budget_attacks", "limit_attacks", "view_attacks"),
-    ("call_attacks", "disk_attacks", "network_attacks"),
+    (
+        *("budget_attacks", "call_attacks", "disk_attacks", "limit_attacks", "view_attacks"),
+        "network_attacks",
+    ),
     ("cli", "fetching", "streams", "toolchains"),
     ("runaways", "writable_trees", "killed"),
 )
 
-# The longest of the others, which begin first.
+# Others that take long, the longest first.
 _LONG = (
-    *("lasting_rounds", "page", "slurm_wire", "slurm", "try"),
-    *("proxies", "submissions", "lasting", "privileges"),
-    *("page_results", "image", "documented_clients", "page_problems"),
-    *("libraries", "documented_commands", "page_http2", "git_attacks", "description"),
-    *("examples", "full_disk", "demo", "verdicts", "packages"),
+    *("slurm", "packages", "lasting_rounds", "description", "image", "packaging"),
+    *("documented_commands", "try", "proxies", "libraries", "submissions", "examples"),
+    *("git_attacks", "privileges", "demo", "full_disk", "page_http2", "lasting", "verdicts"),
 )
 
 _SHORT_TOGETHER = 5
@@ -143,18 +144,22 @@ def find_core_tests() -> list[str]:
 def parts() -> Sequence[Sequence[str]]:
     """Return the names of all tests, in parts that do not disturb one another.
 
-    The longest come first, so that none of them runs alone in the end.
+    The longest come first, so that none of them runs alone in the end; those of many short modules
+    are among them.
     """
     names = _find("**/test_*.py")
     core = find_core_tests()
     units = [name for name in names if not name.startswith("tests.integration.")]
     others = [name for name in units if name not in core]
     long = [[name] for name in _LONG]
-    alone = [[f"tests.integration.test_{name}" for name in part] for part in (*_TOGETHER, *long)]
-    first = [others, core, *alone]
-    short = [name for name in names if name not in chain(*first)]
+    together, alone = (
+        [[f"tests.integration.test_{name}" for name in part] for part in some]
+        for some in (_TOGETHER, long)
+    )
+    first = [others, core, *together]
+    short = [name for name in names if name not in chain(*first, *alone)]
     count = len(short) // _SHORT_TOGETHER
-    return [*first, *(short[at::count] for at in range(count))]
+    return [*first, *(short[at::count] for at in range(count)), *alone]
 
 
 def _find(pattern: str) -> list[str]:

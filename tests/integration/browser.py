@@ -44,10 +44,11 @@ DESKTOP = (1360, 900, False)
 PHONE = (390, 844, True)
 NARROW = (320, 640, True)
 LOOKS = {
-    f"{name}-{scheme}": (size, scheme)
-    for name, size in (("desktop", DESKTOP), ("phone", PHONE), ("narrow", NARROW))
-    for scheme in ("light", "dark")
+    "desktop, light": (DESKTOP, "light"),
+    "phone, dark": (PHONE, "dark"),
+    "narrow, light": (NARROW, "light"),
 }
+"""Each size and each scheme: no rule of the style is of one size in one scheme."""
 
 _SWITCHES = (
     "--headless=new",

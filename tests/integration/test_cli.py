@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-
 from tests.integration.client import python
 from tests.integration.harness import DaemonTestCase, until
-from tests.integration.terminal import COMMAND, Terminal, piped
+from tests.integration.terminal import Terminal, piped
 
 PARTIAL = python("import time; print('half', end='', flush=True); time.sleep(600)")
 
@@ -51,20 +49,3 @@ class CommandTests(DaemonTestCase):
         done = await piped("", "list", **more)
         self.assertEqual(done.returncode, 2)
         self.assertIn(f"chmod 600 {file}", done.stderr)
-
-    async def test_closed_pipe_cancels_the_evaluation(self) -> None:
-        # More than pipes hold; not without end, for a cancel waits until all is parsed.
-        endless = self.arguments("yes | head -c 4M; sleep 600", "x=1")
-        program = subprocess.Popen(
-            [*COMMAND, *endless, "--seed", "1", "--server", self.daemon.url],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert program.stdout is not None and program.stderr is not None
-        await until(lambda: program.stdout.read(2) == b"y\n", "it prints")
-        program.stdout.close()
-        await until(lambda: program.poll() is not None, "it has ended")
-        self.assertEqual(program.stderr.read(), b"")
-        program.stderr.close()
-        self.assertEqual(program.returncode, 141)
-        await self.daemon.nothing_left()

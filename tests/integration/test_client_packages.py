@@ -12,6 +12,7 @@ from pathlib import Path
 
 from twisted.internet import reactor
 from twisted.internet.utils import getProcessOutputAndValue
+from twisted.trial.unittest import SkipTest
 
 from tawebeval import __version__
 from tests.integration.cutting_proxy import CuttingProxy, Place
@@ -49,6 +50,27 @@ for await (const event of direct.events(other)) last.push(event.payload.reason);
 const { status } = await direct.status("x").catch((error) => error);
 console.log(JSON.stringify({ printed, last, status }));
 """
+
+
+# The lines that end in "wrong" have an error.
+TYPESCRIPT = """\
+import { Client, Refused, type Status } from "tawebeval-client";
+
+const client = new Client({ server: "http://127.0.0.1:8080/" });
+const status: Status = await client.status("x");
+const next: number = status.seed + 1;
+console.log(status.sed); // wrong
+const text: string = status.seed; // wrong
+console.log(status.state === "finishd"); // wrong
+for await (const summary of client.evaluations()) {
+  console.log(summary.results.cases); // wrong
+  console.log(summary.results?.cases.accepted, next, text);
+}
+for await (const { best } of client.standings()) console.log(best.evaluation); // wrong
+for await (const event of client.events("x")) console.log(event.payload, event.kind); // wrong
+console.log(new Refused(404, {}, 0).problem.message, (await client.makeLink("x")).link);
+"""
+LIBRARY = Path(sys.prefix, "npm", "typescript")
 
 
 def install_package(folder: Path) -> Path:
@@ -104,3 +126,20 @@ class NodeTests(DaemonTestCase):
         self.assertEqual(result["printed"], "".join(f"{n}\n" for n in range(1, 20_001)))
         self.assertEqual((result["last"], result["status"]), (["cancelled"], 404))
         self.assertGreater(proxy.cuts.total(), 2)
+
+    async def test_typescript_finds_wrong_members_of_documents(self) -> None:
+        if not (LIBRARY / "tsc.js").exists():
+            raise SkipTest("python3 scripts/bootstrap --npm typescript installs the compiler")
+        (self.folder / "wrong.mts").write_text(TYPESCRIPT)
+        options = ("--strict", "--noEmit", "--target", "es2024", "--module", "nodenext")
+        printed, _, _ = await getProcessOutputAndValue(
+            str(NODE),
+            [str(LIBRARY / "tsc.js"), *options, "wrong.mts"],
+            {},
+            str(self.folder),
+            reactor,
+        )
+        found = re.findall(r"(?m)^wrong\.mts\((\d+)\b.* error", printed.decode())
+        lines = enumerate(TYPESCRIPT.splitlines(), 1)
+        wrong = {number for number, line in lines if line.endswith(" wrong")}
+        self.assertEqual({*map(int, found)}, wrong, printed.decode())

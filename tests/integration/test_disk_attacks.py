@@ -25,7 +25,7 @@ class DiskAttacks(AttackCase):
     async def test_files_are_stopped_however_they_are_made_and_hidden(self) -> None:
         for name, places, limit, value in (
             ("MANY_FILES", PLACES, "disk", DISK),
-            ("INODES", PLACES, "disk_files", DISK_FILES),
+            ("INODES", MOUNTED, "disk_files", DISK_FILES),
             ("NAMELESS", MOUNTED, "disk", DISK),
             ("OF_A_THREAD", MOUNTED[1:], "disk", DISK),
             ("CLOSED", MOUNTED, "disk", DISK),

@@ -200,6 +200,34 @@ disallow_subclassing_any = false
 disallow_untyped_decorators = false
 """
 
+# The lines that end in "wrong" have an error.
+WRONG = """\
+from tawebeval_client import AsyncClient, Client
+
+client = Client("http://127.0.0.1:8080")
+print(client.status("x")["seed"] + 1)
+print(client.status("x")["sed"])  # wrong
+print(client.status("x")["seed"] + "1")  # wrong
+for summary in client.evaluations(state="failed"):
+    print(summary["results"]["cases"])  # wrong
+    print(summary["results"] and summary["results"]["cases"].get("accepted"))
+for standing in client.standings():
+    print(standing["best"]["evaluation"])  # wrong
+print(client.problem("p")["limits"]["memory"], client.whoami()["supervises"]["a"][0])
+print([problem["statement"] for problem in client.problems()])  # wrong
+outcome = client.run({}, repository="r", commit="c", evaluator_cmd="e", limits={"cpu": 1})
+print(outcome.verdict.upper(), outcome.results and outcome.results["goals"]["a"])
+print(client.run({}, repository="r", comit="c", evaluator_cmd="e"))  # wrong
+print(client.run_problem("p", {"source": "x"}).verdict)
+print(client.run_problem("p", {"source": 1}))  # wrong
+
+
+async def main(client: AsyncClient) -> None:
+    print((await client.run_problem("p", {})).verdict)
+    print((await client.run_problem("p", {})).verdct)  # wrong
+    print((await client.status("x"))["limits"]["cpus"])  # wrong
+"""
+
 
 class TypeTests(SynchronousTestCase):
     def setUp(self) -> None:
@@ -216,15 +244,19 @@ class TypeTests(SynchronousTestCase):
             (self.folder / path.name).write_text(path.read_text())
         self.programs = sorted(path.name for path in self.folder.glob("*.py"))
         self.assertGreaterEqual(len(self.programs), 5)
+        (self.folder / "wrong.py").write_text(WRONG)
 
-    def test_documented_python_passes_mypy(self) -> None:
+    def test_mypy_finds_wrong_members_of_documents_and_none_in_documented_python(self) -> None:
         options = ("--config-file", "pyproject.toml", "--no-error-summary")
         done = subprocess.run(
-            [sys.executable, "-m", "mypy", *options, *self.programs],
+            [sys.executable, "-m", "mypy", *options, "wrong.py", *self.programs],
             cwd=self.folder,
             env={"PATH": os.defpath, "HOME": str(self.folder)},
             capture_output=True,
             text=True,
             timeout=LONG_PATIENCE,
         )
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        found = re.findall(r"^(\S+):(\d+)\b.* error", done.stdout, re.MULTILINE)
+        lines = enumerate(WRONG.splitlines(), 1)
+        wrong = {("wrong.py", str(number)) for number, line in lines if line.endswith(" wrong")}
+        self.assertEqual({*found}, wrong, done)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.integration import evaluator_case
 from tests.integration.client import python, text
-from tests.integration.wire import evaluators
 
 _CRASH = """
 import os, resource, signal
@@ -20,7 +20,7 @@ print(sum(entry.stat().st_size for entry in os.scandir() if "core" in entry.name
 """
 
 
-class EvaluatorTests(evaluators.EvaluatorCase):
+class EvaluatorTests(evaluator_case.EvaluatorCase):
     async def test_core_dump_has_nothing_of_the_memory(self) -> None:
         signal, size = map(int, text(await self.run_command(python(_CRASH))).split())
         self.assertEqual(signal, 11)

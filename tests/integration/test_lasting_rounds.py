@@ -189,7 +189,7 @@ def compute_digest(events: list[dict[str, Any]]) -> str:
     return sha256(json.dumps(events, sort_keys=True).encode()).hexdigest()
 
 
-ROUNDS = int(os.environ.get("TAWEBEVAL_ROUNDS", "10"))
+ROUNDS = int(os.environ.get("TAWEBEVAL_ROUNDS", "6"))
 EVALUATIONS = max(30, 4 * ROUNDS)
 AT_ONCE = 30
 """Evaluations that are accepted and not read to their end."""

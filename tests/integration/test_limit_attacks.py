@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twisted.internet.defer import Deferred
+
 from tests.integration.attacks import bombs
-from tests.integration.attacks.case import CPU, FILE_SIZE, MEMORY, MIB, PROCESSES, AttackCase
+from tests.integration.attacks.case import (
+    CPU,
+    FILE_SIZE,
+    HONEST,
+    HONEST_OUTPUT,
+    MEMORY,
+    MIB,
+    OUTPUT,
+    PROCESSES,
+    STDERR,
+    AttackCase,
+)
 from tests.integration.cgroups import DELEGATED, needs_cgroups
-from tests.integration.client import python
-from tests.integration.wire import floods
+from tests.integration.client import failure, joined, python
 
 
 class ProcessAttacks(AttackCase):
@@ -91,5 +103,26 @@ class TimeAttacks(AttackCase):
         self.stopped(await self.attack(bombs.BURN_TOGETHER), "cpu", "cpu", CPU)
 
 
-class OutputAttacks(floods.OutputCase):
+class OutputAttacks(AttackCase):
     """More output than anybody wants to read."""
+
+    async def flood(self, command: str, reason: str, value: int) -> None:
+        """Check that a flood is stopped, and that the daemon's memory does not grow with it."""
+        before = self.daemon.memory
+        identifier = await self.begin(command)
+        reading = Deferred.fromCoroutine(self.client.follow(identifier))
+        self.assertEqual(joined(await self.run_command(python(HONEST))), [HONEST_OUTPUT])
+        error = failure(await reading, reason)
+        self.assertEqual((await self.client.get("/health")).code, 200)
+        self.assertEqual((error["limit"], error["value"]), (f"limits.{reason}", value))
+        self.assertLess(self.daemon.memory - before, 48 * MIB)
+
+    async def test_floods_are_stopped_beside_an_honest_evaluation(self) -> None:
+        for command, reason, value in (
+            (python(bombs.FLOOD, "1"), "output", OUTPUT),
+            (python(bombs.FLOOD, "2"), "stderr", STDERR),
+            (python(bombs.LONG_LINE), "output", OUTPUT),
+            (python(bombs.BROKEN_VALUES), "output", OUTPUT),
+            (python(bombs.SAME_FILE, "400"), "output", OUTPUT),  # 50 KB that name 836 MB
+        ):
+            await self.flood(command, reason, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 import subprocess
@@ -37,8 +38,9 @@ printf '\n%s\n{"type": "score", "score": %s, "maximum": 10}\n%s\n' \
 """
 
 
-def make_key() -> rsa.RSAPrivateKey:
-    """Return a new key."""
+@functools.cache
+def make_key(owner: str) -> rsa.RSAPrivateKey:
+    """Return the key of an owner, made once for all tests."""
     return rsa.generate_private_key(65537, 2048)
 
 
@@ -47,7 +49,8 @@ class Platform(ThreadingHTTPServer):
 
     def __init__(self, tool: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.url, self.tool, self.key = f"http://127.0.0.1:{self.server_port}", tool, make_key()
+        self.url, self.tool = f"http://127.0.0.1:{self.server_port}", tool
+        self.key = make_key("platform")
         self.claims: dict[str, Any] = {}  # that replace those of a launch
         self.signature: tuple[Any, str] = self.key, "RS256"
         self.has_failed, self.fails = False, False
@@ -153,7 +156,7 @@ class LtiTests(RepositoryTestCase):
         self.addCleanup(self.platform.server_close)
         self.addCleanup(self.platform.shutdown)
         kind, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        pem = make_key().private_bytes(serialization.Encoding.PEM, kind, plain)
+        pem = make_key("tool").private_bytes(serialization.Encoding.PEM, kind, plain)
         (self.folder / "key.pem").write_bytes(pem)
         urls = "".join(f"{n} = '{self.platform.url}/{n}'\n" for n in ("login", "token", "keys"))
         (self.folder / "lti.toml").write_text(
@@ -284,7 +287,7 @@ class LtiTests(RepositoryTestCase):
         for claims in (deployment, version, old, party, issuer, {"aud": "b"}, {"nonce": "b"}):
             check(*self.log_in(claims))
         public = self.platform.key.public_key().public_numbers().n.to_bytes(256)
-        for signature in ((make_key(), "RS256"), (public, "HS256"), (None, "none")):
+        for signature in ((make_key("stranger"), "RS256"), (public, "HS256"), (None, "none")):
             self.platform.signature = signature
             check(*self.log_in({}))
         unknown = f"{self.tool}/login?{urlencode({**issuer, **self.platform.hints})}"

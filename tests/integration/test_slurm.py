@@ -13,7 +13,9 @@ from twisted.trial.unittest import SkipTest
 from tawebeval.daemon.startup import derive_daemon_label
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.slurm.commands import SQUEUE_PERIOD
+from tests.integration import evaluator_case
 from tests.integration.attacks import bombs
+from tests.integration.attacks.strays import StrayTests
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import COMMAND, until
 from tests.integration.processes import processes
@@ -32,7 +34,7 @@ print(sorted(os.listdir("/evaluation")))
 """
 
 
-class RunTests(SlurmTestCase):
+class BehaviourTests(SlurmTestCase):
     """Evaluators on a node behave as on this machine."""
 
     async def test_status_names_job_node_and_usage(self) -> None:
@@ -93,6 +95,10 @@ class RunTests(SlurmTestCase):
         self.assertEqual(lines[:-2], ["False"] * len(paths) + ["refused"])
         self.assertEqual(lines[-2], "[]")
         self.assertEqual(lines[-1], str(["home", "runner", "submission", "tmp", "tools", "tree"]))
+
+
+class EvaluatorTests(SlurmTestCase, StrayTests, evaluator_case.EvaluatorCase):
+    """The wire with evaluators on a cluster: the same tests as on this machine."""
 
 
 class ClusterTests(SlurmTestCase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.cases.links import leading_nowhere
 from tests.machine import cache, package, qemu, roots
 
 SUITES = {"bookworm": "Debian 12", "trixie": "Debian 13"}
@@ -27,14 +29,22 @@ _GUEST = Path(__file__).with_name("guest")
 _VERDICT = re.compile(r"(ok|FAILED) ")
 _ALL = "all checks were run"
 _CUT = "the power is cut"
-_BOOTS = 3
-"""How often a machine may be booted whose kernel panics before anything of ours runs.
-
-An emulated processor may see half of an instruction that the other one replaces.
-"""
 _CGROUP_TESTS = "cgroups of an ordinary user"
 """The check that is made only by its name, for it takes a quarter of an hour."""
 _UNIT_TESTS = "unit tests, with this machine's kernel"
+_POLICY = "policy of packages"
+_LINTIAN_OPTIONS = (
+    *("--allow-root", "--no-cfg", "--fail-on=error,warning"),
+    # As only packages for these machines are (`package.Workshop.build`).
+    *(f"--suppress-tags=uses-no-compression-for-{part}-tarball" for part in ("control", "data")),
+)
+_SHARED = (
+    "man/man1/tawebeval.1.gz",
+    "bash-completion/completions/tawebeval",
+    "zsh/vendor-completions/_tawebeval",
+    "fish/vendor_completions.d/tawebeval.fish",
+)
+"""Files of the package below /usr/share."""
 
 
 def _programs() -> dict[str, str]:
@@ -127,7 +137,9 @@ class Suite:
             if self._only and _CGROUP_TESTS.startswith(self._only):
                 shutil.copytree(workshop.install(), given / "checkout", symlinks=True)
                 (given / "cgroup_tests").write_text("\n".join(find_cgroup_tests()))
-            testing = None
+            examining = testing = None
+            if _POLICY.startswith(self._only):
+                examining = beside.submit(self._examine, built, work / "files")
             if workshop.has_other_python() and _UNIT_TESTS.startswith(self._only):
                 testing = beside.submit(self._test, workshop)
             last = self._boot(folder, given, work, took)
@@ -136,22 +148,35 @@ class Suite:
             if last != _ALL:
                 self.judge("FAILED the machine was off before all checks were run; its console:")
                 self.explain((work / "console").read_bytes())
-            if testing:
-                self.judge(testing.result())
+            for each in filter(None, (examining, testing)):
+                self.judge(each.result())
 
     def _boot(self, folder: Path, given: Path, work: Path, took: Callable[[], str]) -> str:
         """Boot the machine, and print what its checks print; return the last line."""
         last = ""
-        for _ in range(_BOOTS):
-            for line in qemu.boot(folder, given, work, PATIENCE):
-                if not last:
-                    self.say(f"the machine was booted ({took()})")
-                self.judge(line)
-                last = line
-            if last or b"Kernel panic" not in (work / "console").read_bytes():
-                break
-            self.say(f"its kernel panicked before the first check ({took()})")
+        for line in qemu.boot(folder, given, work, PATIENCE):
+            if not last:
+                self.say(f"the machine was booted ({took()})")
+            self.judge(line)
+            last = line
         return last
+
+    def _examine(self, built: Path, files: Path) -> str:
+        """Look at the files of the package, and let lintian(1) of its suite; return the verdict."""
+        try:
+            roots.run("dpkg-deb", "--extract", built, files)
+            share = files / "usr" / "share"
+            faults = [path for path in _SHARED if not (share / path).exists()]
+            faults += leading_nowhere(share / "doc" / "tawebeval")
+            if platform.freedesktop_os_release().get("VERSION_CODENAME") == self._name:
+                if shutil.which("lintian"):
+                    faults += roots.run("lintian", *_LINTIAN_OPTIONS, built).splitlines()
+                elif os.environ.get("CI"):
+                    faults.append("with CI set, lintian is not skipped")
+        except subprocess.CalledProcessError as error:
+            self.explain(error.stdout)
+            return f"FAILED {_POLICY}"
+        return f"FAILED {_POLICY}: {faults}" if faults else f"ok {_POLICY}"
 
     def _test(self, workshop: package.Workshop) -> str:
         """Run the unit tests with the suite's Python, bubblewrap and git; return the verdict."""

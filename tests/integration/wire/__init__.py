@@ -1,1 +1,0 @@
-"""Cases of the wire that hold wherever evaluators run: on this machine and on a cluster."""
