@@ -26,7 +26,6 @@ from tawebeval.cli.evaluate import (
 from tawebeval.cli.follow import EvaluationReader
 from tawebeval.cli.runtime import ServerAccess, open_context
 from tawebeval.config import Configuration, ProblemSettings
-from tawebeval.errors import EvaluationExpired
 from tawebeval_client import Client
 from tests.cases.client import FOR_EVER, Fate
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
@@ -39,6 +38,11 @@ class EvaluateTests(CommandTestCase):
     def evaluate(self, *arguments: str, **settings: Any) -> Result:
         self.meanwhile = self.end(settings.pop("status", 0))
         return self.run_command("evaluate", *REPOSITORY, str(self.file), *arguments, **settings)
+
+    def add_problem(self, **settings: Any) -> None:
+        """Have the server know the problem `one`."""
+        problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID, **settings)
+        self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
 
     def test_output_goes_to_stdout_and_options_reach_the_evaluator(self) -> None:
         tree = self.line.service.world.repositories.tree = Path(self.mktemp()).resolve()
@@ -60,8 +64,7 @@ class EvaluateTests(CommandTestCase):
         self.assertEqual(names, ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
 
     def test_problem_needs_no_evaluator_and_excludes_options_that_it_sets(self) -> None:
-        problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID, title="T\x9b")
-        self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
+        self.add_problem(title="T\x9b")
         shown = self.run_command("problems").stdout
         self.assertRegex(shown, r"\ANAME +FIELDS +TITLE\none +any +T\\u009b\n\Z")
         (listed,) = json.loads(self.run_command("problems", "--json").stdout)
@@ -87,23 +90,8 @@ class EvaluateTests(CommandTestCase):
         result = self.run_command("evaluate", "x=1")
         self.assertIn("give --evaluator CMD, or --problem NAME", result.stderr)
 
-    def test_problem_is_shown_by_name_with_its_statement(self) -> None:
-        problem = ProblemSettings(
-            "https://example.org/p.git", "./run", commit=OID, fields=("a", "b"), title="Two"
-        )
-        self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
-        shown = self.run_command("problems", "one").stdout
-        self.assertRegex(shown, r"(?m)^title +Two$")
-        self.assertRegex(shown, r"(?m)^fields +a, b$")
-        self.assertRegex(shown, r"(?m)^limits .*\bmemory: 512 MiB")
-        document = json.loads(self.run_command("problems", "one", "--json").stdout)
-        self.assertEqual((document["name"], document["fields"]), ("one", ["a", "b"]))
-        result = self.run_command("problems", "two")
-        self.assertEqual((result.exit_code, result.stdout), (2, ""))
-
     def test_verdict_ends_stdout_for_a_problem_and_exit_status_tells_it_on_request(self) -> None:
-        problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID)
-        self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
+        self.add_problem()
         case = '{"type":"case","case":"1","verdict":"%s"}'
         evaluate = ("evaluate", "--problem", "one", "x=1")
         for arguments, verdict, status, exits, stdout in (
@@ -126,13 +114,6 @@ class EvaluateTests(CommandTestCase):
         self.meanwhile = self.print_and_end(b"", case % "wrong_answer", 0)
         self.assertEqual(self.run_command(*evaluate).exit_code, 0)
 
-    def test_no_verdict_is_printed_for_an_evaluation_that_is_lost(self) -> None:
-        problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID)
-        self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
-        self.lose(EvaluationExpired())
-        result = self.run_command("evaluate", "--problem", "one", "x=1")
-        self.assertEqual((result.exit_code, result.stdout), (1, ""))
-
     def print_and_end(self, text: bytes, value: str, status: int) -> Callable[[], None]:
         """Return what lets the evaluator print a value and a text, and end."""
 
@@ -143,17 +124,6 @@ class EvaluateTests(CommandTestCase):
                 children[-1].end(status)
 
         return meanwhile
-
-    def test_labels_are_sent_and_filter_lists(self) -> None:
-        arguments = ("evaluate", *REPOSITORY, "--detach", "--label", "team=a = b", "x=1")
-        identifier = self.run_command(*arguments).stdout.strip()
-        for filters, found in (
-            (("--label", "team=a = b"), [identifier]),
-            (("--label", "team=a"), []),
-            (("--state", "queued"), []),
-        ):
-            listed = json.loads(self.run_command("list", *filters, "--json").stdout)
-            self.assertEqual([one["evaluation_id"] for one in listed], found)
 
     def test_drawn_seed_is_shown_as_the_option_that_repeats_the_run(self) -> None:
         result = self.evaluate()
@@ -208,10 +178,7 @@ class EvaluateTests(CommandTestCase):
             (["evaluate", *REPOSITORY, "--limit", "memory", "x=1"], "'memory' is not NAME=VALUE"),
             (["list", "--label", "Team=x"], "'Team=x' is not NAME=VALUE, where NAME is 1 to 64"),
             (["list", "--state", "drained"], "--state"),
-            (
-                ["evaluate", *REPOSITORY, *("--limit", "cpu=1") * 2, "x=1"],
-                "cpu is given twice",
-            ),
+            (["evaluate", *REPOSITORY, *("--limit", "cpu=1") * 2, "x=1"], "cpu is given twice"),
             (
                 ["evaluate", *REPOSITORY, "--server", "localhost", "x=1"],
                 "is not the URL of a server",
@@ -384,10 +351,7 @@ class FieldTests(SynchronousTestCase):
             (["x=1", "x=2"], "the field x is given twice"),
             (["x=1", "x:a.py"], "twice"),
             (["-", "x:/dev/stdin"], "stdin can be the content of one field only"),
-            (
-                ["Source:a.py"],
-                "no such file: Source:a.py; a field is NAME:PATH or NAME=TEXT",
-            ),
+            (["Source:a.py"], "no such file: Source:a.py; a field is NAME:PATH or NAME=TEXT"),
             ([os.fsdecode(b"\xff")], "must be UTF-8"),
             ([os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
             (["x" * 5000], f"{'x' * 100}: File name too long"),

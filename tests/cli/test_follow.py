@@ -9,7 +9,6 @@ from unittest.mock import Mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.evaluate import show_submitted_evaluation
 from tawebeval.cli.follow import DownloadDirectory, EvaluationReader
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
 from tawebeval_client import NamedFile, Page
@@ -95,20 +94,6 @@ class FollowTests(CommandTestCase):
         self.assertEqual(result.stderr, "the evaluator printed nothing on stdout\n")
         identifier = self.printed(b"a\n")
         self.assertEqual(self.run_command("follow", "--after", "2", identifier).stderr, "")
-
-    def test_lost_evaluation_has_failed_and_unknown_one_is_refused(self) -> None:
-        for error, follows in ((EvaluationExpired(), 1), (EvaluationNotFound(), 2)):
-            self.line = self.make()
-            identifier = self.line.begin()
-            self.lose(error)
-            result = self.run_command("follow", identifier)
-            self.assertEqual(result.exit_code, follows, result.stderr)
-            self.assertIn(str(error), result.stderr)
-            shown = Shown()
-            context = self.make_context(shown.screen)
-            show_submitted_evaluation(context, identifier, None)
-            self.assertEqual(context.exit_status, 1)
-            self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
 
     def test_evaluation_that_is_lost_while_it_is_followed_has_failed(self) -> None:
         for error in (EvaluationExpired(), EvaluationNotFound()):

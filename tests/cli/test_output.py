@@ -13,12 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.output import (
-    OutputError,
-    Screen,
-    escape_control_characters,
-    should_use_colour,
-)
+from tawebeval.cli.output import OutputError, Screen, escape_control_characters, should_use_colour
 from tawebeval_client import Data, EvaluationError, File, Text, Unknown
 from tests.cases.screen import CLEAR, Shown, Stream
 
@@ -137,10 +132,7 @@ class OtherTests(SynchronousTestCase):
 
     def test_values_are_shown_in_words(self) -> None:
         for written, expected in (
-            (
-                '{"type":"goal_result","goal":"fast","result":true}',
-                "goal fast: yes",
-            ),
+            ('{"type":"goal_result","goal":"fast","result":true}', "goal fast: yes"),
             ('{"type":"goal_result","goal":"fast","result":false,"s":2}', "goal fast: no (s: 2)"),
             ('{"type":"goal_result","goal":"x","result":1}', "goal_result: goal: x, result: 1"),
             ('{"type":"case","case":"1","verdict":"partial"}', "case 1: partial"),

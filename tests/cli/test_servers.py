@@ -189,11 +189,7 @@ class LoginTests(CommandTestCase):
             raise OSError(28, "No space left on device")
 
         self.patch(servers, "replace_private_file", fail)
-        for arguments in (
-            ("login", URL),
-            ("login", OTHER),
-            ("logout", URL),
-        ):
+        for arguments in (("login", URL), ("login", OTHER), ("logout", URL)):
             result = self.run_command(*arguments, stdin=b"second\n")
             self.assertEqual(result.exit_code, 2, arguments)
             self.assertIn(f"{self.path}: cannot write the file: No space left", result.stderr)

@@ -77,19 +77,6 @@ class AsyncClientTests(SynchronousTestCase):
             expected = [True, [Text("a"), Text("b")], {"state": "running"}]
             self.assertEqual(asyncio.run(main()), expected)
 
-    def test_pause_lets_other_tasks_run_before_the_request_is_repeated(self) -> None:
-        answers = iter([httpx.Response(503), httpx.Response(200, json={"state": "queued"})])
-        client = AsyncClient(
-            "http://a",
-            request_backoff=Backoff(2, 0.01, 0.01),
-            transport=httpx.MockTransport(lambda _: next(answers)),
-        )
-
-        async def main() -> Any:
-            return await client.status("x")
-
-        self.assertEqual(asyncio.run(main()), {"state": "queued"})
-
     def test_failures_are_classified_and_the_exchange_has_a_time_limit(self) -> None:
         for transport, words in (
             (Silent(), "no answer from http://a within 0 seconds"),

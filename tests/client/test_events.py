@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from datetime import UTC, datetime
-from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval_client.events import (
@@ -130,23 +126,6 @@ class EventTests(SynchronousTestCase):
     def test_unknown_type_of_event_is_kept(self) -> None:
         for kind, payload in (("sound", '{"a":1}'), ("text", "1")):
             self.assertEqual(parse(kind, payload), Unknown(kind, payload))
-
-    @given(st.lists(st.one_of(st.text(min_size=1), st.integers(), st.binary()), min_size=1))
-    def test_every_event_of_a_page_is_parsed(self, payloads: list[Any]) -> None:
-        events, expected = [], []
-        for payload in payloads:
-            if isinstance(payload, str):
-                events.append(("text", json.dumps(payload)))
-                expected.append(Text(payload))
-            elif isinstance(payload, int):
-                events.append(("data", json.dumps(payload)))
-                expected.append(Data(str(payload)))
-            else:
-                content = b64encode(payload).decode()
-                file = {"type": "file", "filename": "", "content_type": ""}
-                events.append(("data", json.dumps({**file, "content_base64": content})))
-                expected.append(File("", "", payload))
-        self.assertEqual(list(parse_page(page(*events), None).events), expected)
 
 
 class PageTests(SynchronousTestCase):

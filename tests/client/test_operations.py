@@ -145,21 +145,6 @@ class EventsTests(ClientTestCase):
         self.assertEqual([int(each) for each in seconds], [0, 1, 1, 2])
         self.assertEqual([event.time for event in rest], [event.time for event in events[2:]])
 
-    def test_unknown_forgotten_and_discarded_evaluations_are_reported_at_once(self) -> None:
-        self.assertRaises(UnknownEvaluation, self.line.follow, "a" * 40)
-        identifier = self.printed(b"0123456789\n" * 60)
-        pages = self.line.client.pages(identifier)
-        self.line.wait(anext(pages))
-        self.line.wait(anext(pages))
-        with self.assertRaises(EvaluationGone) as caught:
-            self.line.follow(identifier)
-        self.assertIsNotNone(caught.exception.oldest)
-        self.line.follow(identifier, caught.exception.oldest)
-        with self.assertRaises(EvaluationGone) as caught:
-            self.line.wait(self.line.client.status(identifier))
-        self.assertIsNone(caught.exception.oldest)
-        self.assertEqual(self.line.told, [])
-
 
 class OtherTests(ClientTestCase):
     """Status, cancelling, lists, tokens, URLs."""
@@ -547,9 +532,11 @@ class StepTests(SynchronousTestCase):
         _, result = play(operations.pages(self.client, "x", "8"), page)
         self.assertIn("it begins at '9'", str(result))
 
-    def test_evaluation_that_is_unknown_after_its_first_page_is_gone(self) -> None:
+    def test_evaluation_is_unknown_before_its_first_page_and_gone_after_it(self) -> None:
         page = json_response('{"begin":null,"end":"1","data":[]}')
         unknown = json_response("{}", 404)
+        _, result = play(operations.events(self.client, "x"), unknown)
+        self.assertIsInstance(result, UnknownEvaluation)
         steps, result = play(operations.events(self.client, "x"), page, unknown)
         self.assertIsInstance(result, EvaluationGone)
         self.assertEqual(steps[1], Pause(0.5))

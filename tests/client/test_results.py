@@ -11,18 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.segi import SegiParser
 from tawebeval_client.results import (
     MAX_GOAL_NAMES_BYTES,
     MAX_GOALS,
-    MAX_RESULT_BYTES,
     MIN_RESULT_BYTES,
     TYPE_KEY_JSON,
     VERDICTS,
     ResultSummary,
     judge_evaluation,
 )
-from tests.cases.strategies import BYTE_BY_BYTE, MARKERS, Chunk, chunks_of
 
 EMPTY = {"goals": {}, "goals_omitted": 0, "cases": {}, "progress": None, "score": None}
 
@@ -142,30 +139,6 @@ class ResultSummaryTests(SynchronousTestCase):
         # Python's version decides whether msgspec gives up.
         deep = describe(wrong + b', "deep": ' + b"[" * 5000 + b"]" * 5000 + b"}")
         self.assertIn(deep, ("", describe(wrong + b"}")))
-
-    def test_goals_by_name_cases_by_verdict_the_last_progress_and_the_last_score(self) -> None:
-        case = {"type": "case", "verdict": "accepted"}
-        self.assertEqual(
-            sum_up(
-                goal("fast", False),
-                {**case, "case": "1", "points": 3, "time": 0.1, "memory": 10**6, "message": "ok"},
-                {**case, "case": "2", "verdict": "wrong_answer", "expected": "1", "printed": "2"},
-                {**case, "case": "2"},
-                {"type": "progress", "done": 1, "total": 3},
-                {"type": "progress", "done": 3, "total": 3},
-                {"type": "score", "score": 10, "maximum": 100},
-                {"type": "score", "score": 12.5, "maximum": 100.0},
-                goal("correct"),
-                goal("fast"),
-            ),
-            {
-                "goals": {"fast": True, "correct": True},
-                "goals_omitted": 0,
-                "cases": {"accepted": 2, "wrong_answer": 1},
-                "progress": {"done": 3, "total": 3},
-                "score": {"score": 12.5, "maximum": 100},
-            },
-        )
 
     def test_ten_verdicts_and_no_other(self) -> None:
         cases = [{"type": "case", "case": "", "verdict": one} for one in (*VERDICTS, "ok", None)]
@@ -344,31 +317,3 @@ class VerdictTests(SynchronousTestCase):
 def points(score: float, maximum: float | None = None) -> dict[str, Any]:
     """Return a score as a summary has it."""
     return {"score": {"score": score, "maximum": maximum}}
-
-
-class ParserTests(SynchronousTestCase):
-    def check(self, stdout: bytes, expected: dict[str, Any] | None) -> None:
-        """Hold that the parser sums up stdout so, however it is cut."""
-        chunkings: list[list[Chunk]] = [[], *([BYTE_BY_BYTE] if len(stdout) < 1000 else [])]
-        for chunking in chunkings:
-            parser = SegiParser(MARKERS)
-            for chunk, _ in chunks_of(stdout, chunking):
-                parser.feed(chunk)
-                while parser.has_pending_input:
-                    parser.parse_pending()
-            self.assertEqual(parser.result_summary.build_json_object(), expected)
-
-    def test_values_of_data_blocks_count_once_they_have_come(self) -> None:
-        line = score(3) + b"\n"
-        shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
-        self.check(line + b"~DB\n{\n~DE\n" + line, None)
-        self.check(b"~DB\n \t" + score(3) + b" \r\n", shown)
-        self.check(b"~DB\n" + score(3) + b"}\n1\n~DE\n", None)
-        self.check(b"x\n~DB\n1\n" + line + b"~DE\n", shown)
-
-    def test_value_counts_up_to_its_greatest_length(self) -> None:
-        start, end = b'{"type":"score","score":3,"x":"', b'"}'
-        fitting = start + b"x" * (MAX_RESULT_BYTES - len(start + end)) + end
-        shown = {**EMPTY, "score": {"score": 3, "maximum": None}}
-        self.check(b"~DB\n" + fitting + b"\n~DE\n", shown)
-        self.check(b"~DB\n" + fitting.replace(b"xx", b"xxx", 1) + b"\n~DE\n", None)

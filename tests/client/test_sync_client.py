@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval_client import AsyncClient, Client, InvalidRequest, Refused, Text, Unavailable
+from tawebeval_client import AsyncClient, Client, InvalidRequest, Refused, Unavailable
 from tawebeval_client import http as http_module
 from tawebeval_client import sync_client as values_module
 from tawebeval_client.backoff import Backoff
@@ -380,11 +380,7 @@ class SyncClientTests(SynchronousTestCase):
                 raise httpx.WriteError("cut")
             return httpx.Response(200, json={"evaluation_id": "a"})
 
-        client = Client(
-            "http://a",
-            request_backoff=SOON,
-            transport=httpx.MockTransport(handle),
-        )
+        client = Client("http://a", request_backoff=SOON, transport=httpx.MockTransport(handle))
         self.assertEqual(client.evaluate({"source": file, "t": "é"}, **FIELDS), "a")
         self.assertEqual(bodies[0], bodies[1])
         self.assertIn(b"x" * 200_000, bodies[0])
@@ -406,26 +402,6 @@ class SyncClientTests(SynchronousTestCase):
         with Client(self.serve(serve).url) as client:
             error = self.assertRaises(InvalidRequest, client.evaluate, {"source": file}, **FIELDS)
         self.assertEqual(error.status, 413)
-
-    def test_page_is_acknowledged_after_all_its_events_are_taken(self) -> None:
-        asked: list[str] = []
-        pages = {
-            None: b'{"begin":null,"end":"2","data":[{"type":"text","payload":"a"}]}',
-            "2": b'{"begin":"2","end":"end","data":[{"type":"text","payload":"b"}]}',
-            "end": b'{"begin":"end","end":null,"data":[]}',
-        }
-
-        def handle(request: httpx.Request) -> httpx.Response:
-            after = request.url.params.get("after")
-            asked.append(str(after))
-            return httpx.Response(200, content=pages[after])
-
-        client = Client("http://a", transport=httpx.MockTransport(handle))
-        events = client.events("x")
-        self.assertEqual(next(events), Text("a"))
-        self.assertEqual(asked, ["None"])
-        self.assertEqual(list(events), [Text("b")])
-        self.assertEqual([page.end for page in client.pages("x")], ["2", "end"])
 
     def test_all_clients_have_the_same_methods(self) -> None:
         def list_names(client: type) -> list[str]:
