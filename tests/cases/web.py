@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from treq.testing import RequestTraversalAgent
 from twisted.internet.address import IPv4Address
@@ -30,6 +31,8 @@ from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, pa
 from tests.fakes.streams import Follower
 from tests.fakes.world import read_again
 
+Tokens = Mapping[str, Mapping[str, Any]]
+
 END = "end"
 BASE = "http://localhost:8080"
 
@@ -43,12 +46,28 @@ class WebTestCase(SynchronousTestCase):
         polls=LongPollSettings(wait=30),
     )
 
+    tokens: ClassVar[Tokens] = {}
+    """Restrictions of tokens by their names, which are also their callers if `caller` is absent."""
+
     def setUp(self) -> None:
+        self.file = Path(self.mktemp()).absolute()
+        self.headers: dict[str, str] = {}
+        self.token_lines = {
+            name: self.make_token(name, **given) for name, given in self.tokens.items()
+        }
+        self.file.write_text("\n".join(self.token_lines.values()))
         self.root = Path(self.mktemp()).resolve()
-        self.service = Service(self.root, self.configuration)
+        tokens = self.file if self.tokens else None
+        self.service = Service(self.root, self.configuration, tokens=tokens)
         self.agent: RequestTraversalAgent
         self.client, self.agent = self.service.treq()
         self.addCleanup(self.close)
+
+    def make_token(self, name: str, **given: Any) -> str:
+        """Have a new token in the header of that name, and return the line of the token."""
+        token, line = generate_token(given.pop("caller", name), os.urandom, **given)
+        self.headers[name] = f"Bearer {token}"
+        return line
 
     def close(self) -> None:
         """End what still runs."""
@@ -124,9 +143,16 @@ class WebTestCase(SynchronousTestCase):
             headers={"Content-Type": MULTIPART, **headers},
         )
 
-    def evaluate(self) -> str:
+    def evaluate(self, printed: bytes = b"") -> str:
+        """Begin an evaluation, which prints at once; return its identifier."""
         identifier: str = self.post().json()["evaluation_id"]
+        if printed:
+            self.print(printed)
         return identifier
+
+    def print(self, text: bytes) -> None:
+        """Let the evaluator print."""
+        self.child.print(text)
 
     def page(self, identifier: str, query: str = "", **settings: Any) -> dict[str, Any]:
         page: dict[str, Any] = self.request(
@@ -137,6 +163,18 @@ class WebTestCase(SynchronousTestCase):
     def connect(self) -> Connection:
         """Return a connection of which the bytes are our own."""
         return self.service.connect()
+
+    def exchange(self, line: str, body: bytes = b"", **headers: str) -> Answer:
+        """Return the answer to a request on a connection of its own, as `Connection.request`."""
+        connection = self.connect()
+        connection.request(line, body, **headers)
+        return connection.answer(line.partition(" ")[0])
+
+    def exchange_bytes(self, request: bytes) -> Answer:
+        """Return the answer to a request in bytes on a connection of its own."""
+        connection = self.connect()
+        connection.send(request)
+        return connection.answer()
 
     def finish(self, status: int = 0) -> None:
         self.child.end(status)
@@ -155,8 +193,8 @@ class RawTestCase(WebTestCase):
         return answer
 
     def refuse(self, status: int, request: bytes, *, closed: bool | None = None) -> Connection:
-        """Hold that a request is refused so, sent whole and byte by byte."""
-        for size in (len(request), 1):
+        """Hold that a request is refused so, sent whole and in small pieces: of a byte if short."""
+        for size in (len(request), 1 + len(request) // 1000):
             connection = self.connect()
             for at in range(0, len(request), size):
                 if not connection.received:
@@ -170,24 +208,14 @@ class RawTestCase(WebTestCase):
 class CallerTestCase(WebTestCase):
     """A service with two callers."""
 
-    callers = CallerSettings(requests_per_minute=30, queued=1, running=1, kept=1)
-    limits = LimitSettings()
-
-    def setUp(self) -> None:
-        self.configuration = Configuration(callers=self.callers, limits=self.limits)
-        super().setUp()
-        made = {name: generate_token(name, os.urandom) for name in ("alice", "bob")}
-        self.headers = {name: f"Bearer {token}" for name, (token, _) in made.items()}
-        self.file = Path(self.mktemp())
-        self.file.write_text("\n".join(line for _, line in made.values()))
-        root = Path(self.mktemp()).resolve()
-        self.service = Service(root, self.configuration, tokens=self.file)
-        self.client, self.agent = self.service.treq()
+    configuration = Configuration(
+        callers=CallerSettings(requests_per_minute=30, queued=1, running=1, kept=1)
+    )
+    tokens: ClassVar[Tokens] = {"alice": {}, "bob": {}}
 
     def add_token(self, name: str, **restriction: Any) -> None:
         """Give alice another token, whose header is that of `name`."""
-        token, line = generate_token("alice", os.urandom, **restriction)
-        self.headers[name] = f"Bearer {token}"
+        line = self.make_token(name, caller="alice", **restriction)
         self.file.write_text(f"{self.file.read_text()}\n{line}")
         read_again(self.service.access)
 
@@ -223,7 +251,7 @@ class StreamTestCase(WebTestCase):
 
     def print(self, text: bytes) -> None:
         """Let the evaluator print, and what was printed be delivered."""
-        self.child.print(text)
+        super().print(text)
         self.turn()
 
     def finish(self, status: int = 0) -> None:

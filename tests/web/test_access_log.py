@@ -15,7 +15,7 @@ from tawebeval.web.server.channel import CLIENT_GONE_STATUS
 from tawebeval.web.server.messages import UNKNOWN_ROUTE
 from tests.cases.settings import with_constants
 from tests.cases.web import WebTestCase
-from tests.fakes.clients import MULTIPART, Connection, form, parts
+from tests.fakes.clients import MULTIPART, Connection, form, head, parts
 
 STATUS = "/evaluation/<identifier>"
 
@@ -48,8 +48,7 @@ class TrafficTestCase(WebTestCase):
 
     def ask_raw(self, line: str, **headers: str) -> Connection:
         connection = self.connect()
-        fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        connection.send(f"{line} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode())
+        connection.send(head(line, headers))
         return connection
 
 
@@ -78,21 +77,6 @@ class CountTests(TrafficTestCase):
                 self.assertIn(
                     self.service.application.match_route(method.encode(), path.encode())[:2], known
                 )
-
-    def test_pages_refusals_and_clients_that_leave_while_they_wait_are_counted(self) -> None:
-        self.ask_raw(f"GET {self.events()}")
-        self.assert_counted(("GET", EVENTS_ROUTE, 200))
-        self.ask_raw(f"GET {self.events('?after=9')}")
-        self.assert_counted(("GET", EVENTS_ROUTE, 400))
-        waiting = self.ask_raw(f"GET {self.events('?wait=5')}")
-        self.assert_counted()
-        waiting.lose()
-        self.assert_counted(("GET", EVENTS_ROUTE, CLIENT_GONE_STATUS))
-        waiting = self.ask_raw(f"GET {self.events('?wait=5')}")
-        self.service.reactor.advance(5)
-        self.assertTrue(waiting.received)
-        waiting.lose()
-        self.assert_counted(("GET", EVENTS_ROUTE, 200))
 
     def test_only_answers_that_wait_for_no_evaluation_have_a_duration(self) -> None:
         self.ask_raw(f"GET {self.events()}")
@@ -128,8 +112,8 @@ class CountTests(TrafficTestCase):
     def test_duration_of_a_form_begins_at_its_last_byte(self) -> None:
         body = form(parts())
         connection = self.connect()
-        head = f"POST /evaluate HTTP/1.1\r\nHost: a\r\nContent-Type: {MULTIPART}\r\n"
-        connection.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-1])
+        fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
+        connection.send(head("POST /evaluate", fields) + body[:-1])
         self.service.reactor.advance(7)
         connection.send(body[-1:])
         self.assert_counted(("POST", "/evaluate", 200))

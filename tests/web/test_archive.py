@@ -10,13 +10,13 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.archive import files
 from tawebeval.archive.archive import EvaluationArchive
-from tawebeval.config import ArchiveSettings, CallerSettings, Configuration, EventBufferSettings
+from tawebeval.config import ArchiveSettings, Configuration, EventBufferSettings
 from tawebeval.evaluations import reading
 from tawebeval.evaluations.reading import _make_entry as make_entry
 from tests.cases.settings import with_constants
 from tests.cases.web import END, CallerTestCase, WebTestCase, payload
 from tests.fakes.clients import Service, form, parts
-from tests.fakes.streams import FOLLOWERS, LineFollower
+from tests.fakes.streams import FOLLOWERS
 
 COUNT = 60
 PRINTED = b"".join(b"line %d\n" % number for number in range(COUNT // 2))
@@ -75,23 +75,8 @@ class PageTests(ArchiveTestCase):
         page = self.page(identifier, "?after=7&limit=1")
         self.assertEqual((page["begin"], page["end"], page["data"][0]["payload"]), ("7", "8", "\n"))
 
-    def test_archived_page_equals_the_page_in_memory(self) -> None:
-        identifier = self.evaluate()
-        self.child.print(PRINTED)
-        self.finish()
-        paths = [f"?{query}" for query in ("", "limit=300", "times=1&limit=300", "after=0")]
-        before = [self.page(identifier, path) for path in paths]
-        self.page(identifier, "?after=end")
-        self.settle()
-        for path, page in zip(paths, before, strict=True):
-            archived = self.page(identifier, path)
-            count = len(archived["data"])
-            self.assertEqual(archived["data"], page["data"][:count])
-            self.assertEqual(archived["begin"], page["begin"])
-
     def test_evaluation_still_in_memory_is_read_there(self) -> None:
-        identifier = self.evaluate()
-        self.child.print(PRINTED)
+        identifier = self.evaluate(PRINTED)
         self.finish()
         self.settle()
         self.page(identifier, "?after=10")
@@ -105,30 +90,15 @@ class PageTests(ArchiveTestCase):
         page = self.page(identifier, f"?after={COUNT}")
         self.assertEqual(page, {"begin": str(COUNT), "end": END, "data": []})
 
-    def test_head_of_archived_events_is_200(self) -> None:
-        identifier = self.archive()
-        for accept in ("application/json", "text/event-stream", "application/jsonl"):
-            answer = self.ask(
-                "HEAD", f"/evaluation/{identifier}/events", headers={"Accept": accept}
-            )
-            self.assertEqual(self.answer(answer).status, 200)
-
-    def test_legacy_path_reads_the_archive(self) -> None:
-        identifier = self.archive()
-        page = self.request("GET", f"/evaluation_events?evaluation={identifier}").json()
-        self.assertEqual(page["data"][0]["payload"], "line 0")
-
     def test_expired_evaluation_that_nobody_read_is_archived(self) -> None:
-        identifier = self.evaluate()
-        self.child.print(PRINTED)
+        identifier = self.evaluate(PRINTED)
         self.finish()
         self.service.reactor.advance(10_000)
         self.service.registry.expire_evaluations()
         self.assertEqual([event["payload"] for event in self.read_all(identifier)], PAYLOADS)
 
     def test_error_event_is_archived(self) -> None:
-        identifier = self.evaluate()
-        self.child.print(b"a")
+        identifier = self.evaluate(b"a")
         self.finish(3)
         self.page(identifier, "?after=end")
         self.settle()
@@ -151,10 +121,6 @@ class GoneTests(ArchiveTestCase):
         events = {"Accept": "text/event-stream"}
         for method in ("GET", "HEAD"):
             self.request(method, f"/evaluation/{identifier}/events", 410, headers=events)
-
-    def test_identifier_that_was_never_issued_is_404(self) -> None:
-        for path in ("", "/events"):
-            self.request("GET", f"/evaluation/{'a' * 40}{path}", 404)
 
     def damage(self, *, begins: int = 0, ends: int = 0) -> None:
         path = next(self.root.rglob("*.jsonl.zst"))
@@ -210,8 +176,7 @@ class GoneTests(ArchiveTestCase):
 
 class StatusTests(ArchiveTestCase):
     def test_archived_status_equals_that_of_the_end(self) -> None:
-        identifier = self.evaluate()
-        self.child.print(PRINTED)
+        identifier = self.evaluate(PRINTED)
         self.finish()
         before = self.request("GET", f"/evaluation/{identifier}").json()
         self.page(identifier, "?after=end")
@@ -223,11 +188,6 @@ class StatusTests(ArchiveTestCase):
         for name in ("events", "buffered_bytes"):
             del before[name]
         self.assertEqual(after, before)
-
-    def test_cancelling_an_archived_evaluation_changes_nothing(self) -> None:
-        identifier = self.archive()
-        self.request("DELETE", f"/evaluation/{identifier}", 204)
-        self.assertEqual(self.page(identifier)["data"][0]["payload"], "line 0")
 
     def listed(self, query: str = "") -> list[str]:
         found, after = [], ""
@@ -318,16 +278,6 @@ class StreamTests(ArchiveTestCase):
                 self.assertEqual(follower.payloads, expected, (kind, query))
                 self.assertTrue(follower.complete)
 
-    def test_long_stream_with_times_is_whole(self) -> None:
-        text = b"".join(b"%d%s\n" % (number, b"x" * 80) for number in range(5000))
-        identifier = self.archive(text)
-        follower = LineFollower(self.service, identifier, "?times=1")
-        for _ in range(200):
-            follower.step()
-        self.assertTrue(follower.complete)
-        self.assertEqual("".join(follower.payloads).encode(), text)
-        self.assertIn("time", follower.events[-1])
-
 
 class RerunTests(ArchiveTestCase):
     configuration = Configuration(archive=ArchiveSettings(enabled=True))
@@ -366,18 +316,9 @@ class RerunTests(ArchiveTestCase):
         self.assertEqual(share.used, kept)
         self.assertEqual(len(list(self.root.rglob("submission/*/*"))), 1)
 
-    def test_form_of_a_rerun_may_not_have_fields_of_a_submission(self) -> None:
-        self.post(400, path=f"/evaluation/{self.archive()}/rerun")
-
 
 class CallerTests(CallerTestCase):
-    callers = CallerSettings(requests_per_minute=1000)
-
-    def setUp(self) -> None:
-        super().setUp()
-        configuration = Configuration(callers=self.callers, archive=ArchiveSettings(enabled=True))
-        self.service = Service(self.root / "own", configuration, tokens=self.file)
-        self.client, self.agent = self.service.treq()
+    configuration = Configuration(archive=ArchiveSettings(enabled=True))
 
     def test_callers_read_list_and_rerun_only_their_own(self) -> None:
         identifier = self.begin("alice").json()["evaluation_id"]

@@ -25,7 +25,7 @@ HOUR = 3600
 class LinkTestCase(CallerTestCase):
     """An evaluation of alice, who may ask as often as she likes."""
 
-    callers = CallerSettings(requests_per_minute=0, running=2)
+    configuration = Configuration(callers=CallerSettings(requests_per_minute=0, running=2))
 
     def setUp(self) -> None:
         super().setUp()
@@ -112,9 +112,9 @@ class LinkTests(LinkTestCase):
             *(f"evaluation/{other}%2f..%2f{self.identifier}", "problems", "environments"),
             *(f"evaluation/{self.identifier}/../{other}", f"evaluation_events?evaluation={other}"),
         ):
-            connection = self.connect()
-            connection.request(f"GET /{path}", Authorization=f"Bearer {link}")
-            self.assertEqual(connection.answer().status, 403)
+            self.assertEqual(
+                self.exchange(f"GET /{path}", Authorization=f"Bearer {link}").status, 403
+            )
         self.revoke()
         wrong.add(self.read(link, "", 401).body)
         self.assertEqual(len(wrong), 1)
@@ -315,15 +315,9 @@ class BoundTests(LinkTestCase):
 
 
 class ArchivedTests(LinkTestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        configuration = Configuration(callers=self.callers, archive=ArchiveSettings(enabled=True))
-        self.service = type(self.service)(
-            Path(self.mktemp()).resolve(), configuration, tokens=self.file
-        )
-        self.client, self.agent = self.service.treq()
-        self.identifier = self.begin("alice").json()["id"]
-        self.path = f"/evaluation/{self.identifier}"
+    configuration = Configuration(
+        callers=CallerSettings(requests_per_minute=0), archive=ArchiveSettings(enabled=True)
+    )
 
     def test_links_read_archived_evaluations_and_are_made_for_them(self) -> None:
         link = self.share()

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from tawebeval.core.tokens import generate_token
-from tests.cases.web import CAPACITY, END, StreamTestCase
-from tests.fakes.clients import MULTIPART, Answer, Service, form, parts
+from tests.cases.web import CAPACITY, END, StreamTestCase, Tokens
+from tests.fakes.clients import MULTIPART, Answer, form, parts
 from tests.fakes.streams import FOLLOWERS, Follower, LineFollower, SocketFollower
 
 
 class ObserverTestCase(StreamTestCase):
     """A caller with two tokens, one of which only reads."""
 
+    tokens: ClassVar[Tokens] = {
+        "reader": {"caller": "alice"},
+        "observer": {"caller": "alice", "is_read_only": True},
+    }
+
     def setUp(self) -> None:
         super().setUp()
-        made = [generate_token("alice", os.urandom, is_read_only=read) for read in (False, True)]
-        tokens = Path(self.mktemp()).absolute()
-        tokens.write_text("\n".join(line for _, line in made))
-        self.reader, self.observer = (f"Bearer {token}" for token, _ in made)
-        root = Path(self.mktemp()).resolve()
-        self.service = Service(root, self.configuration, tokens=tokens)
-        self.client, self.agent = self.service.treq()
+        self.reader, self.observer = self.headers["reader"], self.headers["observer"]
 
     def begin(self, printed: bytes = b"") -> str:
         headers = {"Content-Type": MULTIPART, "Authorization": self.reader}

@@ -68,8 +68,6 @@ class DocumentTests(SynchronousTestCase):
         self.assertEqual(found, [])
         self.assertEqual(DOCUMENT["openapi"][:4], "3.1.")
         self.assertEqual(DOCUMENT["info"]["version"], __version__)
-
-    def test_server_url_is_relative_to_the_document(self) -> None:
         self.assertEqual([server["url"] for server in DOCUMENT["servers"]], ["."])
 
     def test_examples_match_their_schemas_without_other_members(self) -> None:
@@ -148,18 +146,35 @@ class ContentTests(SynchronousTestCase):
             else:
                 self.assertRaises(errors.InvalidField, form.parse_submission_file, name, None)
 
-    def test_query_numbers_have_the_digits_of_the_code(self) -> None:
-        for name in ("wait", "limit", "skip"):
-            schema = DOCUMENT["components"]["parameters"][name]["schema"]
-            self.assertEqual(schema["maximum"], 10**MAX_NUMBER_DIGITS - 1)
-
-    def test_form_of_identifiers_is_that_of_the_code_and_the_page(self) -> None:
-        self.assertEqual(SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER_PATTERN}$")
-        location = DOCUMENT["components"]["headers"]["Location"]
-        self.assertEqual(location["schema"]["pattern"], f"^/(.+/)?evaluation/{IDENTIFIER_PATTERN}$")
-        self.assertIn(
-            f"({IDENTIFIER_PATTERN})$", STATIC_RESOURCES["/static/page.js"].content.decode()
-        )
+    def test_names_and_bounds_are_those_of_the_code(self) -> None:
+        parameters, results = DOCUMENT["components"]["parameters"], SCHEMAS["Results"]["properties"]
+        events = DOCUMENT["paths"]["/evaluation/{id}/events"]["get"]["responses"]["200"]
+        location = DOCUMENT["components"]["headers"]["Location"]["schema"]["pattern"]
+        reasons = re.findall("`([a-z_]+)`", SCHEMAS["Reason"]["description"])
+        for what, told, expected in (
+            *(
+                (name, parameters[name]["schema"]["maximum"], 10**MAX_NUMBER_DIGITS - 1)
+                for name in ("wait", "limit", "skip")
+            ),
+            ("identifiers", SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER_PATTERN}$"),
+            ("Location", location, f"^/(.+/)?evaluation/{IDENTIFIER_PATTERN}$"),
+            ("states", SCHEMAS["State"]["enum"], list(CLIENT_VISIBLE_STATES)),
+            ("states of the command", list(STATES), list(CLIENT_VISIBLE_STATES)),
+            (
+                "states of callbacks",
+                SCHEMAS["Callback"]["properties"]["state"]["enum"],
+                [state.value for state in CallbackState],
+            ),
+            ("verdicts", SCHEMAS["Verdict"]["enum"], list(VERDICTS)),
+            ("goals", results["goals"]["maxProperties"], MAX_GOALS),
+            ("limits", list(SCHEMAS["Limits"]["properties"]), list(form.LIMIT_UNITS)),
+            ("limits that are always there", SCHEMAS["Limits"]["required"], [*form.LIMIT_UNITS]),
+            ("reasons", {*reasons}, {*get_args(FailureReason), "protocol"}),
+            ("media types", tuple(events["content"]), OFFERED_MEDIA_TYPES),
+        ):
+            self.assertEqual(told, expected, what)
+        page = STATIC_RESOURCES["/static/page.js"].content.decode()
+        self.assertIn(f"({IDENTIFIER_PATTERN})$", page)
 
     def test_form_needs_a_file(self) -> None:
         body = next(iter(DOCUMENT["paths"]["/evaluate"]["post"]["requestBody"]["content"].values()))
@@ -167,32 +182,6 @@ class ContentTests(SynchronousTestCase):
         self.assertEqual(complaints({"$ref": "#/components/schemas/Form"}, whole), [])
         bare = {name: value for name, value in whole.items() if name in form.TEXT_FIELD_SIZE_LIMITS}
         self.assertTrue(complaints({"$ref": "#/components/schemas/Form"}, bare))
-
-    def test_states_are_those_of_status_and_callbacks(self) -> None:
-        self.assertEqual(SCHEMAS["State"]["enum"], list(CLIENT_VISIBLE_STATES))
-        self.assertEqual(STATES, CLIENT_VISIBLE_STATES)
-        callbacks = [state.value for state in CallbackState]
-        self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], callbacks)
-
-    def test_verdicts_and_bounds_are_those_of_the_code(self) -> None:
-        self.assertEqual(SCHEMAS["Verdict"]["enum"], list(VERDICTS))
-        goals = SCHEMAS["Results"]["properties"]["goals"]
-        self.assertEqual(goals["maxProperties"], MAX_GOALS)
-        omitted = SCHEMAS["Results"]["properties"]["goals_omitted"]["description"]
-        self.assertIn(f"beyond {MAX_GOALS}, or beyond {MAX_GOAL_NAMES_BYTES // 1024} KiB", omitted)
-
-    def test_limits_are_those_of_the_code(self) -> None:
-        limits = SCHEMAS["Limits"]
-        self.assertEqual(list(limits["properties"]), list(form.LIMIT_UNITS))
-        self.assertEqual(limits["required"], list(form.LIMIT_UNITS))
-
-    def test_reasons_are_those_of_the_code(self) -> None:
-        listed = set(re.findall("`([a-z_]+)`", SCHEMAS["Reason"]["description"]))
-        self.assertEqual(listed, {*get_args(FailureReason), "protocol"})
-
-    def test_media_types_of_events_are_those_of_the_code(self) -> None:
-        events = DOCUMENT["paths"]["/evaluation/{id}/events"]["get"]
-        self.assertEqual(tuple(events["responses"]["200"]["content"]), OFFERED_MEDIA_TYPES)
 
     def test_defaults_of_settings_are_told(self) -> None:
         settings = Configuration()
@@ -210,6 +199,7 @@ class ContentTests(SynchronousTestCase):
             f"A header over {settings.http.max_line_bytes // 1024} KiB",
             f"over {settings.http.max_headers} headers",
             f"over {settings.http.max_header_bytes // 1024} KiB in all",
+            f"beyond {MAX_GOALS}, or beyond {MAX_GOAL_NAMES_BYTES // 1024} KiB",
         ):
             self.assertIn(words, said)
 
@@ -232,9 +222,7 @@ class RouteTests(WebTestCase):
                 self.assertIn(str(status.value), told)
 
     def test_answer_to_options_is_described(self) -> None:
-        connection = self.connect()
-        connection.request("OPTIONS /health")
-        answer = connection.answer()
+        answer = self.exchange("OPTIONS /health")
         self.assertEqual(answer.status, 204)
         words = DOCUMENT["info"]["description"]
         told = [name for name in answer.headers if name.startswith("Access") and name in words]

@@ -185,24 +185,6 @@ class JointListTests(SeveralTestCase):
         (one,) = self.ask("c", caller="bob").json()["data"]
         self.assertEqual(one["evaluation_id"], theirs)
 
-    def test_parts_of_a_list_may_come_from_different_daemons(self) -> None:
-        mine = [self.evaluate("abc"[n % 3 if n < 150 else 0]) for n in range(260)]
-        found = self.list_all(*NAMES)
-        self.assertEqual(sorted(found), sorted(mine))
-        for name in NAMES:
-            own = [each for each in found if each.startswith(f"{name}-")]
-            self.assertEqual(own, [each for each in mine if each.startswith(f"{name}-")])
-        first = self.ask("a")
-        listing = first.json()
-        self.assertEqual(len(listing["data"]), 99)
-        link = f'</evaluations?after={listing["end"]}>; rel="next"'
-        self.assertEqual(first.headers["Link"], link)
-        # The lists of b and c have ended: the rest has all the room.
-        second = self.ask("b", f"?after={listing['end']}").json()
-        third = self.ask("b", f"?after={second['end']}").json()
-        self.assertEqual(len(third["data"]), 94)
-        self.assertEqual(len(self.ask("b", "?after=b_c").json()["data"]), 100)
-
     def test_filter_holds_at_every_daemon(self) -> None:
         wanted = [self.evaluate(name, **{"metadata[team]": b"x y"}) for name in NAMES]
         self.evaluate("b")

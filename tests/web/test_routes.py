@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from hashlib import sha256
 from typing import Any
 
@@ -12,39 +11,13 @@ from twisted.internet.interfaces import IAddress
 
 from tawebeval import __version__
 from tawebeval.config import Configuration, HttpSettings
-from tawebeval.config import ServiceSettings as Process
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.routes import METRICS_MEDIA_TYPE, HealthAndMetrics
-from tests.cases import described
 from tests.cases.polls import TOKENS
-from tests.cases.web import END, CallerTestCase, WebTestCase
+from tests.cases.web import END, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, parts
 from tests.fakes.files import FakeStore
 from tests.fakes.world import read_again
-
-OVER = "1 GiB is over the maximum, 512 MiB (limits.maximum.memory); the operator can raise it"
-
-
-class NameTests(WebTestCase):
-    configuration = Configuration(service=Process(name="judge1"))
-
-    def test_identifiers_begin_with_the_name_of_the_daemon(self) -> None:
-        identifier = self.evaluate()
-        self.assertRegex(identifier, r"\Ajudge1-[a-z2-7]{40}\Z")
-        path = f"/evaluation/{identifier}"
-        self.assertEqual(self.request("GET", path).json()["evaluation_id"], identifier)
-        self.finish()
-        page = self.request("GET", f"{path}/events").json()
-        self.assertEqual(page["end"], END)
-        self.assertIsNone(self.request("GET", f"{path}/events?after={END}").json()["end"])
-        self.request("GET", path, 410)
-
-    def test_identifiers_of_other_daemons_are_unknown(self) -> None:
-        identifier = self.evaluate()
-        own = identifier.removeprefix("judge1-")
-        for other in (own, f"judge2-{own}", f"judge1--{own}"):
-            self.request("GET", f"/evaluation/{other}", 404)
-            self.request("DELETE", f"/evaluation/{other}", 404)
 
 
 class WrongPathTests(WebTestCase):
@@ -71,40 +44,6 @@ class EvaluateTests(WebTestCase):
         self.assertEqual(answer.headers["location"], f"/evaluation/{identifier}")
         self.request("GET", answer.headers["location"])
         self.assertEqual(answer.headers["access-control-expose-headers"].split(", ")[0], "Location")
-
-    def test_form_refused_at_its_end_names_the_field_and_leaves_nothing(self) -> None:
-        answer = self.post(400, form(parts(commit_oid=None)))
-        self.assertEqual(answer.json()["field"], "commit_oid")
-        self.assertEqual(self.service.leftovers(), [])
-        self.assertEqual(self.service.world.spawn.children, [])
-
-    def test_drawn_seed_is_told(self) -> None:
-        identifier = self.evaluate()
-        seed = self.request("GET", f"/evaluation/{identifier}").json()["seed"]
-        self.assertEqual(self.child.environment["TURINGARENA_SEED"], str(seed))
-
-    def test_chosen_limits_are_shown_and_hold(self) -> None:
-        body = form(parts(**{"limits[memory]": b"64M", "limits[wall_clock]": b"2.5"}))
-        identifier = self.post(body=body).json()["evaluation_id"]
-        shown = self.request("GET", f"/evaluation/{identifier}").json()["limits"]
-        self.assertEqual((shown["memory"], shown["wall_clock"], shown["cpu"]), (2**26, 2.5, 300))
-        limits = self.service.world.sandbox.last.limits
-        self.assertEqual((limits.memory, limits.wall_clock, limits.cpu), (2**26, 2.5, 300))
-        self.service.reactor.advance(2.6)
-        self.assertEqual(self.child.signals, [signal.SIGTERM])
-
-    def test_refused_limit_is_400_and_names_the_field(self) -> None:
-        for name, value, words in (
-            ("memory", b"1G", OVER),
-            ("wall_clock", b"0", "'0' is not above 0"),
-            ("cpu", b"2.5", "'2.5' is not a whole number of seconds, such as 10"),
-            ("memroy", b"1M", "no such limit; write limits[NAME], where NAME is "),
-        ):
-            field = f"limits[{name}]"
-            problem = self.post(400, form(parts(**{field: value}))).json()
-            self.assertEqual(problem["field"], field)
-            self.assertTrue(problem["detail"].startswith(f"{field}: {words}"), problem["detail"])
-        self.assertEqual(problem.get("limit"), None)
 
     def test_same_key_and_form_get_the_first_answer_and_another_form_422(self) -> None:
         first = self.post(**{"Idempotency-Key": "k"})
@@ -169,8 +108,7 @@ class EventsTests(WebTestCase):
             self.assertEqual(self.page(identifier, f"?after={END}"), last)
 
     def test_unknown_discarded_and_malformed_are_404_410_and_400(self) -> None:
-        identifier = self.evaluate()
-        self.child.print(b"a\nb\n")
+        identifier = self.evaluate(b"a\nb\n")
         self.page(identifier, "?after=2")
         path = f"/evaluation/{identifier}/events"
         self.assertEqual(self.request("GET", path, 410).json()["oldest"], "2")
@@ -183,50 +121,11 @@ class EventsTests(WebTestCase):
         self.request("GET", path, 410)
         self.request("GET", "/evaluation/unknown/events", 404)
 
-    def test_head_answers_as_get_without_body(self) -> None:
-        identifier = self.evaluate()
-        for path, status in (
-            (f"/evaluation/{identifier}", 200),
-            (f"/evaluation/{identifier}/events", 200),
-            ("/health", 200),
-            ("/evaluation/unknown", 404),
-        ):
-            connection = self.connect()
-            connection.request(f"GET {path}")
-            got = connection.answer()
-            connection.request(f"HEAD {path}")
-            answer = connection.answer("HEAD")
-            self.assertEqual((answer.status, got.status), (status, status))
-            self.assertEqual(answer.body, b"")
-            self.assertEqual(int(answer.headers["Content-Length"]), len(got.body))
-            self.assertEqual(answer.headers.keys(), got.headers.keys())
-            described.check("HEAD", path, answer)
-
 
 class FormTests(WebTestCase):
-    def post_parts(self, *renamed: tuple[str, str]) -> Any:
-        names = dict(renamed)
-        body = form(
-            Part(names.get(part.name, part.name), part.content, part.filename) for part in parts()
-        )
-        return self.ask("POST", "//evaluate", data=body, headers={"Content-Type": MULTIPART})
-
     def test_answer_has_the_older_name_of_the_identifier(self) -> None:
         answer = self.post().json()
         self.assertEqual(answer["id"], answer["evaluation_id"])
-
-    def test_older_names_of_fields_are_known(self) -> None:
-        for renamed in (
-            [("commit_oid", "oid")],
-            [("repository[url]", "repositories[main][url]")],
-            [("commit_oid", "oid"), ("repository[url]", "repositories[main][url]")],
-        ):
-            answer = self.answer(self.post_parts(*renamed))
-            self.assertEqual(answer.status, 200, answer.body)
-            (repository, commit) = self.service.world.repositories.asked[-1]
-            self.assertEqual(repository.url, "https://example.org/problem.git")
-            self.assertEqual(commit, "c" * 40)
-            self.finish()
 
     def test_field_under_both_names_is_repeated(self) -> None:
         body = form([*parts(), Part("oid", b"c" * 40)])
@@ -238,17 +137,6 @@ class PageTests(WebTestCase):
     def older(self, identifier: str, after: str | None = None) -> Deferred[Any]:
         query = "" if after is None else f"&after={after}"
         return self.ask("GET", f"//evaluation_events?evaluation={identifier}{query}")
-
-    def test_legacy_pages_are_those_of_the_newer_path(self) -> None:
-        identifier = self.evaluate()
-        self.child.print(b"a\nb\n")
-        page = self.answer(self.older(identifier)).json()
-        self.assertEqual(page, self.page(identifier))
-        self.finish()
-        page = self.answer(self.older(identifier, page["end"])).json()
-        self.assertEqual((page["begin"], page["end"], len(page["data"])), ("3", END, 1))
-        page = self.answer(self.older(identifier, END)).json()
-        self.assertEqual(page, {"begin": END, "end": None, "data": []})
 
     def test_legacy_poll_waits_by_itself(self) -> None:
         identifier = self.evaluate()
@@ -271,25 +159,11 @@ class PageTests(WebTestCase):
         self.assertEqual(answer.json()["data"], [])
         self.assertNotIn("preference-applied", answer.headers)
 
-    def test_legacy_errors_are_the_same(self) -> None:
-        identifier = self.evaluate()
-        for query, status in (
-            ("", 400),
-            ("?evaluation=", 400),
-            ("?evaluation=unknown", 404),
-            (f"?evaluation={identifier}&after=x", 400),
-            (f"?evaluation={identifier}&evaluation={identifier}", 400),
-        ):
-            answer = self.request("GET", "/evaluation_events" + query, status)
-        self.request("POST", "/evaluation_events", 405)
-        self.assertIn("evaluation", answer.json()["detail"])
-
     def test_legacy_head_neither_waits_nor_acknowledges(self) -> None:
-        identifier = self.evaluate()
-        self.child.print(b"a\nb\n")
-        connection = self.connect()
-        connection.request(f"HEAD /evaluation_events?evaluation={identifier}&after=3")
-        self.assertEqual(connection.answer("HEAD").status, 200)
+        identifier = self.evaluate(b"a\nb\n")
+        self.assertEqual(
+            self.exchange(f"HEAD /evaluation_events?evaluation={identifier}&after=3").status, 200
+        )
         self.assertEqual(len(self.page(identifier)["data"]), 3)
 
 
@@ -320,15 +194,6 @@ class SubmissionTests(SubmissionTestCase):
         self.request("GET", f"/evaluation/{identifier}/events?after=end")
         self.assertIn("over", self.read(identifier, 410)["detail"])
         self.read("a" * 40, 404)
-
-
-class CallerTests(CallerTestCase):
-    def test_files_are_for_their_caller_only(self) -> None:
-        identifier = self.begin("alice").json()["id"]
-        path = f"/evaluation/{identifier}/submission"
-        self.assertEqual(self.call("GET", path, 200, "alice").json(), {"files": [FILE]})
-        self.call("GET", path, 404, "bob")
-        self.call("GET", path, 401, None)
 
 
 class WaitTests(WebTestCase):
@@ -431,15 +296,6 @@ class WaitTests(WebTestCase):
 
 
 class StatusTests(WebTestCase):
-    def test_status_is_410_once_forgotten_and_404_if_unknown(self) -> None:
-        identifier = self.evaluate()
-        document = self.request("GET", f"/evaluation/{identifier}").json()
-        self.assertEqual((document["evaluation_id"], document["state"]), (identifier, "running"))
-        self.request("GET", "/evaluation/unknown", 404)
-        self.finish()
-        self.page(identifier, f"?after={END}")
-        self.request("GET", f"/evaluation/{identifier}", 410)
-
     def test_cancelling_is_204_when_the_process_is_gone_and_when_repeated(self) -> None:
         identifier = self.evaluate()
         asked = self.ask("DELETE", f"/evaluation/{identifier}")
@@ -521,9 +377,7 @@ class HealthTests(OperationsTestCase):
             ),
             *(("/health/else", 401), ("/metrics/else", 401), ("/evaluations", 401)),
         ):
-            connection = self.service.connect()
-            connection.request(f"GET {path}")
-            self.assertEqual(connection.answer().status, status, path)
+            self.assertEqual(self.exchange(f"GET {path}").status, status, path)
 
 
 class MetricsTests(OperationsTestCase):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import msgspec
 
-from tawebeval.config import Configuration, LimitSettings, MaximumLimitSettings, ProblemSettings
-from tawebeval.web.statements import (
-    MAX_AGE,
-    MAX_DOCUMENTS,
-    MAX_PICTURE_BYTES,
-    MAX_STATEMENT_BYTES,
+from tawebeval.config import (
+    CallerSettings,
+    Configuration,
+    LimitSettings,
+    MaximumLimitSettings,
+    ProblemSettings,
 )
-from tests.cases.web import CallerTestCase, WebTestCase
+from tawebeval.web.statements import MAX_AGE, MAX_DOCUMENTS, MAX_PICTURE_BYTES, MAX_STATEMENT_BYTES
+from tests.cases.web import CallerTestCase, Tokens, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
 from tests.fakes.world import OID
 
@@ -37,7 +38,9 @@ PROBLEMS = {
     "two": ProblemSettings(URL, "./run", commit=OID),
 }
 CONFIGURATION = Configuration(
-    problems=PROBLEMS, limits=LimitSettings(maximum=MaximumLimitSettings(cpu=500))
+    problems=PROBLEMS,
+    limits=LimitSettings(maximum=MaximumLimitSettings(cpu=500)),
+    callers=CallerSettings(requests_per_minute=0),
 )
 
 
@@ -62,12 +65,6 @@ class ProblemTests(WebTestCase):
         self.assertEqual(status["limits"]["cpu"], 400)
         self.finish()
         self.assertIsNone(self.status(self.post())["problem"])
-
-    def test_submission_chooses_labels_and_callback(self) -> None:
-        status = self.status(self.submit("one", SOURCE, Part("metadata[a]", b"b")))
-        self.assertEqual(status["metadata"], {"a": "b"})
-        refused = self.submit("one", SOURCE, Part("callback_url", b"ftp://x"), status=400)
-        self.assertEqual(refused.json()["field"], "callback_url")
 
     def test_known_field_that_the_problem_sets_is_refused(self) -> None:
         for name in (
@@ -110,13 +107,6 @@ class ProblemTests(WebTestCase):
         self.submit("two", status=422, **key)
         body = form([SOURCE])
         self.post(422, body=body, **key)
-
-    def test_reload_adds_and_removes_problems(self) -> None:
-        self.service.registry.context.configuration = Configuration(
-            problems={"new": PROBLEMS["two"]}
-        )
-        self.submit("one", status=404)
-        self.submit("new")
 
     def test_repeated_request_is_answered_for_a_removed_problem(self) -> None:
         key = {"Idempotency-Key": "k"}
@@ -312,11 +302,11 @@ class ProblemTests(WebTestCase):
 class TokenTests(CallerTestCase):
     """A token that is restricted to a problem, such as one in a page of a site."""
 
-    def setUp(self) -> None:
-        super().setUp()
-        self.service.registry.context.configuration = CONFIGURATION
-        self.add_token("student", problems=["one"])
-        self.service.access.rate_limit.per_minute = 0
+    configuration = CONFIGURATION
+    tokens: ClassVar[Tokens] = {
+        **CallerTestCase.tokens,
+        "student": {"caller": "alice", "problems": ["one"]},
+    }
 
     def send(self, path: str, status: int, caller: str = "student", method: str = "POST") -> Answer:
         connection = self.connect()
@@ -437,9 +427,10 @@ class TokenTests(CallerTestCase):
             if route == "other":
                 path = "/other"
             with self.subTest(method=method, route=route):
-                connection = self.connect()
-                connection.request(f"{method} {path}", Authorization=self.headers["student"])
-                is_refused = connection.answer().status == 403
+                is_refused = (
+                    self.exchange(f"{method} {path}", Authorization=self.headers["student"]).status
+                    == 403
+                )
                 self.assertEqual(is_refused, (method, route) not in permitted)
 
     def test_restricted_read_only_token_only_reads(self) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from tawebeval.config import Configuration, ProblemSettings
-from tawebeval.core.tokens import generate_token
-from tests.cases.web import StreamTestCase
-from tests.fakes.clients import MULTIPART, Answer, Part, Service, form, head
+from tests.cases.web import CallerTestCase, StreamTestCase, Tokens
+from tests.fakes.clients import MULTIPART, Part, form, head
 from tests.fakes.streams import FOLLOWERS
 from tests.fakes.world import EPOCH, read_again
 
 OID = "a" * 40
 
 
-class SupervisorTestCase(StreamTestCase):
+class SupervisorTestCase(StreamTestCase, CallerTestCase):
     """A teacher and two students of a group, a student of another group, and a site."""
 
     configuration = Configuration(
@@ -27,45 +24,30 @@ class SupervisorTestCase(StreamTestCase):
             for name in ("one", "two")
         }
     )
-    tokens: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("teacher", "teacher", {"supervised_groups": ("g",)}),
-        ("assistant", "assistant", {"supervised_groups": ("g",), "is_read_only": True}),
-        ("ann", "ann", {"group": "g", "problems": ("one",)}),
-        ("bob", "bob", {"group": "g"}),
-        ("eve", "eve", {"group": "h"}),
-        ("site", "site", {"is_shared": True, "problems": ("one",)}),
-    )
+    tokens: ClassVar[Tokens] = {
+        "teacher": {"supervised_groups": ("g",)},
+        "assistant": {"supervised_groups": ("g",), "is_read_only": True},
+        "ann": {"group": "g", "problems": ("one",)},
+        "bob": {"group": "g"},
+        "eve": {"group": "h"},
+        "site": {"is_shared": True, "problems": ("one",)},
+    }
 
-    def setUp(self) -> None:
-        super().setUp()
-        self.lines, self.headers = {}, {}
-        for key, caller, given in self.tokens:
-            token, self.lines[key] = generate_token(caller, os.urandom, **given)
-            self.headers[key] = f"Bearer {token}"
-        self.file = Path(self.mktemp()).absolute()
-        self.file.write_text("\n".join(self.lines.values()))
-        root = Path(self.mktemp()).resolve()
-        self.service = Service(root, self.configuration, tokens=self.file)
-        self.client, self.agent = self.service.treq()
-
-    def call(self, method: str, path: str, status: int, key: str) -> Answer:
-        return self.request(method, path, status, headers={"Authorization": self.headers[key]})
-
-    def begin(self, key: str, status: int = 200) -> str:
+    def submit(self, key: str, status: int = 200) -> str:
         path = "/problems/one/evaluate"
         body = form([Part("submission[source]", b"x", "a.py")])
         found = self.post(status, body, path, Authorization=self.headers[key]).json()
         return str(found.get("evaluation_id"))
 
     def reload(self, **lines: str) -> None:
-        self.file.write_text("\n".join({**self.lines, **lines}.values()))
+        self.file.write_text("\n".join({**self.token_lines, **lines}.values()))
         read_again(self.service.access)
 
 
 class AccessTests(SupervisorTestCase):
     def test_supervisor_reads_members_alone_and_takes_no_event_from_them(self) -> None:
         for key, status in (("ann", 200), ("bob", 200), ("eve", 404), ("site", 404)):
-            place = f"/evaluation/{self.begin(key)}"
+            place = f"/evaluation/{self.submit(key)}"
             self.print(b"a\n")
             for reader in ("teacher", "assistant"):
                 self.call("GET", place, status, reader)
@@ -82,7 +64,7 @@ class AccessTests(SupervisorTestCase):
 
     def test_supervisor_cancels_and_shares_for_members_alone(self) -> None:
         for key, is_member in (("ann", True), ("eve", False)):
-            place = f"/evaluation/{self.begin(key)}"
+            place = f"/evaluation/{self.submit(key)}"
             self.call("POST", f"{place}/links", 200 if is_member else 404, "teacher")
             self.call("DELETE", f"{place}/links", 204 if is_member else 404, "teacher")
             self.call("POST", f"{place}/links", 403, "assistant")
@@ -101,7 +83,7 @@ class AccessTests(SupervisorTestCase):
             self.assertEqual(self.answer(cancelled).status, 204 if is_member else 404)
 
     def test_rerun_by_a_supervisor_is_the_members_evaluation(self) -> None:
-        first = self.begin("ann")
+        first = self.submit("ann")
         self.finish()
         for key in ("bob", "eve"):
             self.call("POST", f"/evaluation/{first}/rerun", 404, key)
@@ -116,12 +98,12 @@ class AccessTests(SupervisorTestCase):
         for one in (first, again):
             request = self.service.registry.records[one].details.request
             self.assertTrue(request.is_restricted, "a failed build would show its output")
-        other = self.begin("eve")
+        other = self.submit("eve")
         self.call("POST", f"/evaluation/{other}/rerun", 404, "teacher")
 
     def test_forgotten_evaluation_of_a_member_is_gone_and_not_unknown(self) -> None:
         for key, status in (("ann", 410), ("eve", 404)):
-            place = f"/evaluation/{self.begin(key)}"
+            place = f"/evaluation/{self.submit(key)}"
             self.finish()
             self.call("GET", f"{place}/events?after=end", 200, key)
             self.call("GET", place, status, "teacher")
@@ -131,7 +113,7 @@ class AccessTests(SupervisorTestCase):
         log.is_enabled = True
         lines: list[str] = []
         self.patch(type(log), "_write_line", lambda _, *line: lines.append(line[4]))
-        place = f"/evaluation/{self.begin('ann')}"
+        place = f"/evaluation/{self.submit('ann')}"
         self.call("GET", place, 200, "teacher")
         self.call("GET", place, 200, "ann")
         self.assertEqual(lines, ["ann", "teacher for ann", "ann"])
@@ -168,7 +150,7 @@ class DeadlineTests(SupervisorTestCase):
                     self.assertIn(words, answer.json()["detail"])
                 connection.lose()
         self.assertEqual(self.service.leftovers(), [])
-        self.begin("teacher")
+        self.submit("teacher")
 
     def test_statement_is_hidden_before_the_problem_opens(self) -> None:
         self.configure(opens=self.opens)
@@ -204,7 +186,7 @@ class DeadlineTests(SupervisorTestCase):
 
     def test_rerun_after_the_end_is_the_supervisors_and_keeps_the_time_of_submission(self) -> None:
         self.configure(closes=self.closes)
-        first = self.begin("ann")
+        first = self.submit("ann")
         self.finish()
         self.service.reactor.advance(120)
         for key in ("ann", "bob"):
@@ -225,9 +207,9 @@ class DeadlineTests(SupervisorTestCase):
 
     def test_late_submissions_are_accepted_where_the_problem_says_so(self) -> None:
         self.configure(opens=self.opens, closes=self.closes, late=True)
-        self.begin("ann", 403)
+        self.submit("ann", 403)
         self.service.reactor.advance(121)
-        identifier = self.begin("ann")
+        identifier = self.submit("ann")
         status = self.call("GET", f"/evaluation/{identifier}", 200, "ann").json()
         self.assertEqual(status["submitted"], status["created"])
         (problem,) = self.call("GET", "/problems", 200, "ann").json()["data"]
@@ -241,7 +223,7 @@ class DeadlineTests(SupervisorTestCase):
 
     def test_rerun_with_the_current_evaluator_takes_what_the_problem_is_now(self) -> None:
         self.configure()
-        first = self.begin("ann")
+        first = self.submit("ann")
         self.finish()
         body = form([Part("metadata[student]", b"Ann")])
         problem = ProblemSettings(
@@ -280,7 +262,7 @@ class DeadlineTests(SupervisorTestCase):
         rerun = f"/evaluation/{first}/rerun?evaluator=current"
         again = self.post(200, form([Part("metadata[x]", b"y")]), rerun, **headers).json()
         self.finish()
-        counted = self.begin("ann")
+        counted = self.submit("ann")
         self.finish()
         for identifier, counts in (
             (first, False),
@@ -309,7 +291,7 @@ class ReloadTests(SupervisorTestCase):
         ]
 
     def test_revoked_token_loses_its_open_streams_and_polls(self) -> None:
-        identifiers = {key: self.begin(key) for key in ("ann", "bob")}
+        identifiers = {key: self.submit(key) for key in ("ann", "bob")}
         streams = {key: self.follow_all(one, key) for key, one in identifiers.items()}
         poll = self.connect()
         path = f"/evaluation/{identifiers['ann']}/events?wait=20"
@@ -331,13 +313,13 @@ class ReloadTests(SupervisorTestCase):
         self,
     ) -> None:
         for change in (
-            {"teacher": self.lines["teacher"].replace("=g", "=h")},
+            {"teacher": self.token_lines["teacher"].replace("=g", "=h")},
             {"teacher": ""},
-            {"ann": self.lines["ann"].replace("group=g", "group=h")},
+            {"ann": self.token_lines["ann"].replace("group=g", "group=h")},
             {"ann": ""},
         ):
             self.reload()
-            mine, hers = self.begin("teacher"), self.begin("ann")
+            mine, hers = self.submit("teacher"), self.submit("ann")
             own, followed = self.follow_all(mine, "teacher"), self.follow_all(hers, "teacher")
             self.turn()
             self.reload()
@@ -359,9 +341,9 @@ class ReloadTests(SupervisorTestCase):
 
 class ListTests(SupervisorTestCase):
     def test_restricted_token_lists_its_own_evaluations_unless_it_is_shared(self) -> None:
-        own = self.begin("ann")
-        self.begin("bob")
-        self.begin("site")
+        own = self.submit("ann")
+        self.submit("bob")
+        self.submit("site")
         listed = self.call("GET", "/evaluations", 200, "ann").json()["data"]
         self.assertEqual([one["evaluation_id"] for one in listed], [own])
         self.call("GET", "/evaluations", 403, "site")
@@ -370,7 +352,7 @@ class ListTests(SupervisorTestCase):
     def test_supervisor_lists_the_evaluations_of_members_and_its_own_in_order(self) -> None:
         begun = {}
         for key in ("eve", "ann", "teacher", "bob", "site"):
-            begun[key] = self.begin(key)
+            begun[key] = self.submit(key)
             self.finish()
 
         def list_keys(query: str, key: str, status: int = 200) -> list[str]:
@@ -391,7 +373,7 @@ class ListTests(SupervisorTestCase):
 
     def test_standings_are_those_of_the_members_or_the_callers_own(self) -> None:
         for key in ("eve", "ann", "bob", "ann", "teacher"):
-            self.begin(key)
+            self.submit(key)
             self.finish()
 
         def list_standings(key: str, query: str = "", status: int = 200) -> Any:
@@ -419,7 +401,7 @@ class ListTests(SupervisorTestCase):
         self.service.registry.context.configuration = Configuration(
             problems={"one": ProblemSettings("https://example.org/p.git", "x", commit="a" * 40)}
         )
-        first = self.begin("bob")  # whose token is not restricted to problems
+        first = self.submit("bob")  # whose token is not restricted to problems
         self.finish()
 
         def find_best(name: str, value: bytes, query: str = "") -> tuple[str, str]:
@@ -461,7 +443,7 @@ class ListTests(SupervisorTestCase):
         ):
             found = self.call("GET", "/whoami", 200, key).json()
             self.assertEqual(found, {"caller": key, **whole, **expected})
-        identifier = self.begin("ann")
+        identifier = self.submit("ann")
         link = self.call("POST", f"/evaluation/{identifier}/links", 200, "ann").json()["link"]
         self.headers["link"] = f"Bearer {link}"
         self.call("GET", "/whoami", 403, "link")

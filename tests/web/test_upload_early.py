@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, LimitSettings
@@ -82,14 +81,6 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(connection.received, b"")
         connection.lose()
 
-    def test_full_queue_is_503_before_the_body(self) -> None:
-        for _ in range(4):
-            self.evaluate()
-        connection = self.begin(1000)
-        answer = self.check_raw(connection.answer(), 503)
-        self.assertGreater(int(answer.headers["retry-after"]), 0)
-        connection.lose()
-
     def test_upload_that_does_not_fit_is_503_before_the_body(self) -> None:
         spool = self.service.registry.submissions.share
         self.service.registry.submissions.share.take_within_quota(spool.total - 1000, "")
@@ -112,15 +103,6 @@ class EarlyRefusalTests(RawTestCase):
         connection.send(b"x")
         self.assert_refused(connection, 503)
         self.assertEqual(spool.used, others)
-
-    def test_stopping_daemon_is_503_within_the_body(self) -> None:
-        connection = self.begin(90_000)
-        connection.send(form(parts(source=b"x" * 80_000))[:50_000])
-        closed = Deferred.fromCoroutine(self.service.registry.drain_and_close())
-        self.successResultOf(closed)
-        connection.send(b"x")
-        self.assert_refused(connection, 503)
-        self.assertEqual(self.service.registry.submissions.share.used, 0)
 
     def test_uploads_count_until_forgotten_or_refused(self) -> None:
         spool, body = self.service.registry.submissions.share, form(parts())

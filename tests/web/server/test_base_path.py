@@ -36,15 +36,8 @@ class BasePathTests(SynchronousTestCase):
 class RoutesBelowTests(RawTestCase):
     configuration = Configuration(http=HttpSettings(base_path=BELOW))
 
-    def ask_raw(self, line: str, **headers: str) -> Answer:
-        connection = self.connect()
-        connection.request(line, **headers)
-        return connection.answer(line.partition(" ")[0])
-
     def begin(self, path: str) -> Answer:
-        connection = self.connect()
-        connection.request(f"POST {path}", form(parts()), Content_Type=MULTIPART)
-        return connection.answer()
+        return self.exchange(f"POST {path}", form(parts()), Content_Type=MULTIPART)
 
     def test_no_route_begins_like_a_base_path(self) -> None:
         rules = self.service.app.url_map.iter_rules()
@@ -73,37 +66,37 @@ class RoutesBelowTests(RawTestCase):
         found = re.fullmatch('<(.*)>; rel="next"', link)
         assert found is not None
         self.assertTrue(found[1].startswith(f"{BELOW}/evaluation/{identifier}/events?after="))
-        self.assertEqual(self.ask_raw(f"GET {found[1]}").json()["begin"], found[1].split("=")[1])
+        self.assertEqual(self.exchange(f"GET {found[1]}").json()["begin"], found[1].split("=")[1])
 
     def test_list_goes_on_below_the_base_path(self) -> None:
         self.patch(reading, "MAX_LISTED_EVALUATIONS", 1)
         for _ in range(2):
             self.begin("/evaluate")
-        answer = self.ask_raw(f"GET {BELOW}/evaluations")
+        answer = self.exchange(f"GET {BELOW}/evaluations")
         end = answer.json()["end"]
         self.assertEqual(answer.headers["Link"], f'<{BELOW}/evaluations?after={end}>; rel="next"')
 
     def test_page_is_below_the_base_path(self) -> None:
         for target in (BELOW, f"{BELOW}?x=1", f"/{BELOW}"):
-            answer = self.ask_raw(f"GET {target}")
+            answer = self.exchange(f"GET {target}")
             self.assertEqual(answer.status, 308)
             self.assertEqual(answer.json()["detail"], f"moved to {BELOW}/")
             self.assertEqual(answer.headers["Location"], f"{BELOW}/")
-        page = self.ask_raw(f"GET {BELOW}/")
+        page = self.exchange(f"GET {BELOW}/")
         self.assertEqual(page.headers["Content-Type"], "text/html; charset=utf-8")
         for link in LINK.findall(page.body.decode()):
             if not link.startswith("#"):
-                self.assertEqual(self.ask_raw(f"GET {BELOW}/{link}").status, 200, link)
+                self.assertEqual(self.exchange(f"GET {BELOW}/{link}").status, 200, link)
 
     def test_description_health_and_errors_are_below_the_base_path(self) -> None:
         for path in ("/health", "/openapi.json", "/health/ready"):
-            self.assertEqual(self.ask_raw(f"GET {BELOW}{path}").status, 200)
-        self.assertEqual(self.ask_raw(f"OPTIONS {BELOW}/evaluate").status, 204)
-        self.check_raw(self.ask_raw(f"GET {BELOW}/nowhere"), 404)
-        self.check_raw(self.ask_raw(f"PUT {BELOW}/evaluate"), 405)
+            self.assertEqual(self.exchange(f"GET {BELOW}{path}").status, 200)
+        self.assertEqual(self.exchange(f"OPTIONS {BELOW}/evaluate").status, 204)
+        self.check_raw(self.exchange(f"GET {BELOW}/nowhere"), 404)
+        self.check_raw(self.exchange(f"PUT {BELOW}/evaluate"), 405)
 
     def test_route_is_counted_and_logged_without_the_base_path(self) -> None:
-        self.ask_raw(f"GET {BELOW}/health")
+        self.exchange(f"GET {BELOW}/health")
         self.assertEqual(
             self.service.site.request_log.response_counts, {("GET", "/health", 200): 1}
         )

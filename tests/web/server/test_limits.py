@@ -25,9 +25,6 @@ def ipv4(last: int) -> IPv4Address:
 class ConnectionsTestCase(RawTestCase):
     configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=2))
 
-    def connect_from(self, address: IAddress) -> Connection:
-        return self.service.connect(address)
-
     def check_open(self, connection: Connection) -> None:
         connection.send(HEALTH)
         self.assertEqual(connection.answer().status, 200)
@@ -44,46 +41,46 @@ class ConnectionsTestCase(RawTestCase):
 
 class ConnectionsTests(ConnectionsTestCase):
     def test_each_address_has_its_own_connections(self) -> None:
-        first = [self.connect_from(ipv4(1)) for _ in range(2)]
-        self.check_turned_away(self.connect_from(ipv4(1)))
-        self.check_open(self.connect_from(ipv4(2)))
+        first = [self.service.connect(ipv4(1)) for _ in range(2)]
+        self.check_turned_away(self.service.connect(ipv4(1)))
+        self.check_open(self.service.connect(ipv4(2)))
         for connection in first:
             self.check_open(connection)
         first[0].lose()
-        self.check_open(self.connect_from(ipv4(1)))
-        self.check_turned_away(self.connect_from(ipv4(1)))
+        self.check_open(self.service.connect(ipv4(1)))
+        self.check_turned_away(self.service.connect(ipv4(1)))
 
     def test_connections_are_bounded_in_all_with_unix_sockets(self) -> None:
         unix = UNIXAddress("/run/x")
-        connections = [self.connect_from(unix) for _ in range(4)]
-        connections.append(self.connect_from(ipv4(1)))
+        connections = [self.service.connect(unix) for _ in range(4)]
+        connections.append(self.service.connect(ipv4(1)))
         for address in (unix, ipv4(1), ipv4(2)):
-            self.check_turned_away(self.connect_from(address))
+            self.check_turned_away(self.service.connect(address))
         connections[0].lose()
-        self.check_open(self.connect_from(ipv4(2)))
+        self.check_open(self.service.connect(ipv4(2)))
 
     def test_silent_connection_over_the_limit_is_ended_soon(self) -> None:
         for _ in range(2):
-            self.connect_from(ipv4(1))
-        connection = self.connect_from(ipv4(1))
+            self.service.connect(ipv4(1))
+        connection = self.service.connect(ipv4(1))
         self.service.reactor.advance(5)
         self.assertTrue(connection.aborted)
 
     def test_many_connections_over_the_limit_are_ended_at_once(self) -> None:
         for _ in range(2):
-            self.connect_from(ipv4(1))
-        waiting = [self.connect_from(ipv4(1)) for _ in range(64)]
+            self.service.connect(ipv4(1))
+        waiting = [self.service.connect(ipv4(1)) for _ in range(64)]
         self.assertFalse(any(connection.aborted for connection in waiting))
-        connection = self.connect_from(ipv4(1))
+        connection = self.service.connect(ipv4(1))
         self.assertTrue(connection.aborted)
         connection.lose()
         for connection in waiting:
             connection.lose()
-        self.check_turned_away(self.connect_from(ipv4(1)))
+        self.check_turned_away(self.service.connect(ipv4(1)))
 
     def test_clients_that_have_gone_leave_nothing(self) -> None:
         for last in range(50):
-            connection = self.connect_from(ipv4(last))
+            connection = self.service.connect(ipv4(last))
             self.check_open(connection)
             connection.lose()
         self.assertEqual(self.service.site.counts_by_address, {})
@@ -95,8 +92,8 @@ class UnlimitedTests(ConnectionsTestCase):
 
     def test_all_clients_may_come_from_one_proxy(self) -> None:
         for _ in range(5):
-            self.check_open(self.connect_from(ipv4(1)))
-        self.check_turned_away(self.connect_from(ipv4(1)))
+            self.check_open(self.service.connect(ipv4(1)))
+        self.check_turned_away(self.service.connect(ipv4(1)))
 
 
 STRANGER = IPv4Address("TCP", "192.0.2.1", 1)
@@ -127,15 +124,8 @@ class ProxiedTestCase(RawTestCase):
         self.service.site.request_log.is_enabled = True
         self.identifier = self.evaluate()
 
-    def from_(self, address: IAddress) -> Connection:
-        return self.service.connect(address)
-
     def send(self, connection: Connection, query: str = "", **headers: str) -> None:
-        fields = "".join(
-            f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()
-        )
-        path = f"/evaluation/{self.identifier}/events{query}"
-        connection.send(f"GET {path} HTTP/1.1\r\nHost: a\r\n{fields}\r\n".encode())
+        connection.request(f"GET /evaluation/{self.identifier}/events{query}", **headers)
 
     def logged(self, *asked: Any, **headers: str) -> list[str]:
         """Return which clients the access log has of a request."""
@@ -153,7 +143,7 @@ class LogTests(ProxiedTestCase):
             ("192.0.2.7, 10.0.0.1", "192.0.2.7"),
             ("unknown", "-"),
         ):
-            connection = self.from_(PROXY)
+            connection = self.service.connect(PROXY)
             asked = self.logged(connection, X_Forwarded_For=said)
             self.assertEqual(asked, [client], said)
             self.assertEqual(connection.answer().status, 200)
@@ -167,18 +157,18 @@ class LogTests(ProxiedTestCase):
             (PROXY, "X_Real_IP", "10.0.0.1"),
             (UNIXAddress(None), "X_Forwarded_For", "-"),
         ):
-            connection = self.from_(address)
+            connection = self.service.connect(address)
             self.assertEqual(self.logged(connection, **{header: "192.0.2.9"}), [client])
             connection.lose()
 
     def test_each_request_of_a_proxys_connection_may_be_another_clients(self) -> None:
-        connection = self.from_(PROXY)
+        connection = self.service.connect(PROXY)
         for client in ("192.0.2.7", "192.0.2.8", "192.0.2.8", "192.0.2.7"):
             self.assertEqual(self.logged(connection, X_Forwarded_For=client), [client])
         connection.lose()
 
     def test_broken_header_of_a_proxy_is_refused_in_its_name(self) -> None:
-        connection = self.from_(PROXY)
+        connection = self.service.connect(PROXY)
         self.assertEqual(self.logged(connection, X_Forwarded_For="me"), ["10.0.0.1"])
         problem = self.check_raw(connection.answer(), 400).json()
         self.assertTrue(problem["detail"].startswith("X-Forwarded-For: 'me' is not an IP address"))
@@ -189,7 +179,7 @@ class LimitTests(ProxiedTestCase):
 
     def wait(self, client: str, address: IAddress = PROXY) -> Connection:
         """Return a connection on which a client waits for events."""
-        connection = self.from_(address)
+        connection = self.service.connect(address)
         self.send(connection, "?wait=20", X_Forwarded_For=client)
         return connection
 
@@ -220,7 +210,7 @@ class LimitTests(ProxiedTestCase):
 
     def test_form_counts_until_it_is_answered(self) -> None:
         for fails in ("", "no", "gone"):
-            connection = self.from_(PROXY)
+            connection = self.service.connect(PROXY)
             body = form(parts(commit_oid=b"x") if fails == "no" else parts())
             connection.request(
                 "POST /evaluate",
@@ -230,10 +220,7 @@ class LimitTests(ProxiedTestCase):
                 X_Forwarded_For="192.0.2.7",
             )
             if fails == "gone":
-                self.assertEqual(
-                    self.service.site.counts_by_address,
-                    {"192.0.2.7": 1},
-                )
+                self.assertEqual(self.service.site.counts_by_address, {"192.0.2.7": 1})
             connection.lose()
             self.assertEqual(self.service.site.counts_by_address, {})
 

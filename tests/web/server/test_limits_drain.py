@@ -140,9 +140,12 @@ class LeavingTests(LeavingTestCase):
             connection.send(head(f"GET {path}", {}))
             self.assertEqual(connection.answer().headers.get_all("Connection"), ["close"])
             self.assertTrue(connection.closed)
-        connection = self.connect()
-        connection.send(head("GET /health", {"Connection": "close"}))
-        self.assertEqual(connection.answer().headers.get_all("Connection"), ["close"])
+        self.assertEqual(
+            self.exchange_bytes(head("GET /health", {"Connection": "close"})).headers.get_all(
+                "Connection"
+            ),
+            ["close"],
+        )
         follower = self.follow(SocketFollower, identifier)
         self.print(b"a\n")
         self.assertEqual(follower.payloads, ["a"])
@@ -209,8 +212,7 @@ class LeavingTests(LeavingTestCase):
         self.assertEqual(connection.received, b"")
 
     def test_answer_on_its_way_comes_whole_and_is_the_last(self) -> None:
-        identifier = self.evaluate()
-        self.print(b"a\n" * 1000)
+        identifier = self.evaluate(b"a\n" * 1000)
         connection = self.connect()
         connection.channel.pauseProducing()  # as transports do that are full
         connection.request(f"GET /evaluation/{identifier}/events")

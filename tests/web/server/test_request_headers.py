@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from typing import ClassVar
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.web.server.messages import MAX_HEADER_BYTES
-from tests.cases.polls import TOKEN, TOKENS
-from tests.cases.web import RawTestCase
-from tests.fakes.clients import MULTIPART, Service, form, head, parts
+from tests.cases.web import RawTestCase, Tokens
+from tests.fakes.clients import head
 
 MAX_SECONDS = 0.005
 TRIES = 5  # the fastest counts: other programs on the machine should not judge
@@ -53,18 +52,13 @@ PATTERNS = (
 class HeadTestCase(RawTestCase):
     """A service behind a proxy, with an evaluation of a caller with a token."""
 
+    configuration = Configuration(http=HttpSettings(trusted_proxies=("127.0.0.1",)))
+    tokens: ClassVar[Tokens] = {"alice": {}}
+
     def setUp(self) -> None:
         super().setUp()
-        tokens = Path(self.mktemp())
-        tokens.write_text(TOKENS)
-        settings = HttpSettings(trusted_proxies=("127.0.0.1",))
-        self.configuration = Configuration(http=settings)
-        root = Path(self.mktemp()).resolve()
-        self.service = Service(root, self.configuration, tokens=tokens)
-        connection = self.connect()
-        headers = {"Content_Type": MULTIPART, "Authorization": f"Bearer {TOKEN}"}
-        connection.request("POST /evaluate", form(parts()), **headers)
-        self.identifier = connection.answer().json()["evaluation_id"]
+        self.authorization = self.headers["alice"]
+        self.identifier = self.post(Authorization=self.authorization).json()["evaluation_id"]
 
     def head(self, line: str, headers: list[tuple[str, str]]) -> bytes:
         """Return the head of a request, with one `Host`."""
@@ -80,19 +74,26 @@ class LimitTests(HeadTestCase):
         for name, (line, begin) in HEADERS.items():
             if name in ("Cookie", "Origin", "Sec-WebSocket-Extensions", "X-Odd"):
                 continue  # nothing reads them here
-            headers = [("Authorization", f"Bearer {TOKEN}")] * (name != "Authorization")
+            headers = [("Authorization", self.authorization)] * (name != "Authorization")
             headers += [pair for pair in SOCKET.items() if name.startswith(("Sec-", "Conn"))]
             headers += [("Accept", "text/event-stream")] * (name == "Last-Event-ID")
             headers = [pair for pair in headers if pair[0] != name]
             separator = "; a=" if name == "Content-Type" else ", "
             for size, count in ((MAX_HEADER_BYTES, 1), (MAX_HEADER_BYTES // 2, 2)):
                 value = (begin + separator).ljust(size, "y")
-                connection = self.connect()
-                connection.send(self.head(line, [*headers, *[(name, value)] * count]))
-                self.assertNotEqual(connection.answer().status, 431, (name, count))
-                connection = self.connect()
-                connection.send(self.head(line, [*headers, *[(name, value + "y")] * count]))
-                answer = self.check_raw(connection.answer(), 431)
+                self.assertNotEqual(
+                    self.exchange_bytes(
+                        self.head(line, [*headers, *[(name, value)] * count])
+                    ).status,
+                    431,
+                    (name, count),
+                )
+                answer = self.check_raw(
+                    self.exchange_bytes(
+                        self.head(line, [*headers, *[(name, value + "y")] * count])
+                    ),
+                    431,
+                )
                 self.assertIn(f"{name}: the header has ", answer.json()["detail"])
 
     def test_long_targets_are_refused(self) -> None:
@@ -102,9 +103,7 @@ class LimitTests(HeadTestCase):
             ("/health?" + "a=b&" * 99 + "a=b", 200),
             ("/health?" + "a=b&" * 99 + "a=b;", 414),
         ):
-            connection = self.connect()
-            connection.request(f"GET {target}", Authorization=f"Bearer {TOKEN}")
-            answer = connection.answer()
+            answer = self.exchange(f"GET {target}", Authorization=self.authorization)
             self.assertEqual(answer.status, status, target[:20])
             if status == 414:
                 self.check_raw(answer, 414)
@@ -133,24 +132,26 @@ class BoundedTimeTests(HeadTestCase):
             for unit in PATTERNS:
                 for size, count in ((3800, 1), (7900, 4)):
                     value = begin + unit * (size // len(unit)) + "x"
-                    for token in ("", TOKEN):
+                    for authorization in ("", self.authorization):
                         headers = [(name, value)] * count
                         if name.startswith(("Sec-", "Upgrade", "Connection", "X-Odd")):
                             headers += [pair for pair in SOCKET.items() if pair[0] != name]
-                        if token and name != "Authorization":
-                            headers.append(("Authorization", f"Bearer {token}"))
+                        if authorization and name != "Authorization":
+                            headers.append(("Authorization", authorization))
                         took = self.measure(line, headers)
                         if took > MAX_SECONDS:
-                            slow.append(f"{name} {unit!r} {size} {token}: {took * 1000:.1f} ms")
+                            slow.append(
+                                f"{name} {unit!r} {size} {authorization}: {took * 1000:.1f} ms"
+                            )
         self.assertEqual("\n".join(slow), "")
 
     def test_targets_take_little_time(self) -> None:
         slow = []
         for begin in ("/", "/x?link=", "/evaluation/", "/evaluation/ID/events?", "/evaluations?"):
             for unit in ("&", ";", "a&", "a=%41&", "&link=", "%", "%41", "/", "a/", "../", "-"):
-                for token in ("", TOKEN):
-                    headers = [("Authorization", f"Bearer {token}")] if token else []
+                for authorization in ("", self.authorization):
+                    headers = [("Authorization", authorization)] if authorization else []
                     took = self.measure(f"GET {begin}{unit * (8000 // len(unit))}", headers)
                     if took > 2 * MAX_SECONDS:  # 8,000 percent signs take 4 ms to decode
-                        slow.append(f"{begin} {unit!r} {token}: {took * 1000:.1f} ms")
+                        slow.append(f"{begin} {unit!r} {authorization}: {took * 1000:.1f} ms")
         self.assertEqual("\n".join(slow), "")

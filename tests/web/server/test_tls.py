@@ -63,20 +63,20 @@ class EchoingApplication:
         return NOT_DONE_YET
 
 
-def make_site() -> ApiSite:
-    """Return a site with little patience."""
-    settings = with_constants(HttpSettings, head_timeout=0.1)()
+def make_site(head_timeout: float = PATIENCE) -> ApiSite:
+    """Return a site; `head_timeout` is in seconds."""
+    settings = with_constants(HttpSettings, head_timeout=head_timeout)()
     owner: Any = SimpleNamespace(configuration=Configuration(http=settings))
     return ApiSite(EchoingApplication(), owner, reactor)
 
 
 class TlsTests(TestCase):
-    def setUp(self) -> None:
+    def listen(self, site: ApiSite) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         pem = str(make_certificate(folder, "localhost"))
         context = DefaultOpenSSLContextFactory(pem, pem)
-        listening = reactor.listenSSL(0, make_site(), context, interface="127.0.0.1")
+        listening = reactor.listenSSL(0, site, context, interface="127.0.0.1")
         self.addCleanup(listening.stopListening)
         self.address = "127.0.0.1", listening.getHost().port
 
@@ -96,10 +96,12 @@ class TlsTests(TestCase):
         return read
 
     async def test_refusal_at_a_deadline_arrives(self) -> None:
+        self.listen(make_site(head_timeout=1))
         read = await deferToThread(self.send, b"GET / HTTP/1.1\r\n")
         self.assertEqual(read[:12], b"HTTP/1.1 408")
 
     async def test_close_of_a_websocket_is_answered(self) -> None:
+        self.listen(make_site())
         read = await deferToThread(self.send, HANDSHAKE, PING, CLOSE)
         self.assertEqual(read.partition(b"\r\n\r\n")[2], PONG + CLOSED)
 
