@@ -43,16 +43,14 @@ API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 
 
 class TransitionTests(SynchronousTestCase):
-    def test_every_state_has_a_row_in_the_table_of_transitions(self) -> None:
-        self.assertEqual(set(TRANSITIONS), set(EvaluationState))
+    def test_transition_outside_of_the_table_is_refused(self) -> None:
         for state in EvaluationState:
             for following in EvaluationState:
                 if following in TRANSITIONS[state]:
                     self.assertIs(check_transition(state, following), following)
                 else:
-                    error = self.assertRaises(IllegalTransition, check_transition, state, following)
-                    self.assertIn(following.value, str(error))
-                    self.assertIn(state.value, str(error))
+                    with self.assertRaisesRegex(IllegalTransition, state.value):
+                        check_transition(state, following)
 
     def test_documented_states_are_those_of_the_table(self) -> None:
         section = API.read_text("utf-8").partition("### States")[2]
@@ -124,19 +122,14 @@ class EvaluationTests(SynchronousTestCase):
         endings = sum(any(state.has_ended for state in life) for life in all_lives)
         self.assertEqual(tally.ended_counts_by_state_and_reason.total(), endings)
 
-    def test_latest_end_sets_or_clears_the_fault_of_this_machine(self) -> None:
-        tally = EvaluationCounters()
-        self.assertIsNone(tally.latest_fault)
-        tally.set_latest_fault("no sandbox", 5.0)
-        self.assertEqual(tally.latest_fault, (5.0, "no sandbox"))
-        tally.set_latest_fault(None, 6.0)
-        self.assertIsNone(tally.latest_fault)
-
-    def test_restored_evaluation_does_not_count_as_accepted(self) -> None:
+    def test_restored_evaluation_is_not_accepted_and_the_latest_end_sets_the_fault(self) -> None:
         counters = EvaluationCounters()
         counters.record_restored_evaluation(EvaluationState.RUNNING)
         counters.record_accepted_evaluation()
-        self.assertEqual(counters.accepted_count, 1)
+        self.assertEqual((counters.accepted_count, counters.latest_fault), (1, None))
+        for fault, expected in (("no sandbox", (5.0, "no sandbox")), (None, None)):
+            counters.set_latest_fault(fault, 5.0)
+            self.assertEqual(counters.latest_fault, expected)
         self.assertEqual(counters.counts_by_state[EvaluationState.RUNNING], 1)
 
 
@@ -164,11 +157,6 @@ class IssuedTests(SynchronousTestCase):
         self.assertEqual(len({identities.issue_identifier() for _ in range(100)}), 100)
         self.assertGreaterEqual(min(asked) * 8, 80)
 
-    @given(draws)
-    def test_own_identifiers_are_recognised_after_a_restart(self, drawn: bytes) -> None:
-        identifier = IdentifierIssuer(KEY, repeating(drawn)).issue_identifier()
-        assert IdentifierIssuer(KEY, os.urandom).is_issued(identifier)
-
     @given(draws, st.binary(min_size=1, max_size=64))
     def test_identifiers_of_another_key_are_not_recognised(self, drawn: bytes, key: bytes) -> None:
         if key == KEY:
@@ -180,7 +168,7 @@ class IssuedTests(SynchronousTestCase):
     @given(
         draws,
         st.integers(0, 39),
-        st.one_of(st.text(max_size=2), st.sampled_from("aA=\u0131\u017f7-_")),
+        st.one_of(st.text(max_size=2), st.sampled_from("aA=\u0131\u017f7-_\0\ud800\n ")),
     )
     def test_changed_identifier_is_not_recognised(
         self, drawn: bytes, place: int, other: str
@@ -191,16 +179,9 @@ class IssuedTests(SynchronousTestCase):
             identifier[:place] + other + identifier[place + 1 :],
             identifier[:place] + other + identifier[place:],
             identifier[:place],
+            identifier.upper(),
         ):
             assert identities.is_issued(changed) == (changed == identifier), changed
-
-    def test_each_identifier_has_only_one_spelling(self) -> None:
-        identifier = IdentifierIssuer(KEY, repeating(b"x")).issue_identifier()
-        self.assertFalse(IdentifierIssuer(KEY, os.urandom).is_issued(identifier.upper()))
-
-    @given(st.one_of(st.text(), st.from_regex(r"[a-z2-7=]{0,56}"), st.text("a=\0é\ud800\n ")))
-    def test_garbage_is_no_identifier(self, identifier: str) -> None:
-        assert not IdentifierIssuer(KEY, os.urandom).is_issued(identifier)
 
     def test_secrets_are_not_shown(self) -> None:
         self.assertNotIn(repr(KEY)[2:-1], repr(IdentifierIssuer(KEY, os.urandom)))
@@ -357,14 +338,6 @@ class CursorTests(SynchronousTestCase):
             self.assertIn("begin again without `after`", str(error))
         self.assertEqual(parse_list_cursor("17"), 17)
 
-    @given(st.text())
-    def test_any_text_is_a_cursor_of_this_form_or_refused(self, text: str) -> None:
-        try:
-            cursor = MergedListCursor.parse(text, NAMES)
-        except InvalidCursor:
-            return
-        self.assertEqual(sorted(str(cursor)), sorted(text))
-
 
 class AnswerTests(SynchronousTestCase):
     def parse(self, **changes: Any) -> ListPage:
@@ -396,8 +369,3 @@ class AnswerTests(SynchronousTestCase):
         for body in (b"", b"<html>", b"[]", b"1", b"\xff", b"[" * 10**5, deep):
             with self.assertRaisesRegex(ValueError, "not a list of evaluations"):
                 parse_list_page(body, "a")
-
-    @given(st.binary())
-    def test_answer_that_is_no_list_is_refused(self, body: bytes) -> None:
-        with self.assertRaises(ValueError):
-            parse_list_page(body, "a")

@@ -13,7 +13,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core import events as core_events
 from tawebeval.core.events import (
     ALL_RECEIVED_CURSOR,
-    BYTES_PER_TIMESTAMP,
     EMPTY_BATCH,
     EventBatch,
     EventLog,
@@ -55,15 +54,6 @@ def to_ms(seconds: float) -> str:
 
 
 class TimeTests(SynchronousTestCase):
-    def test_each_event_has_the_time_of_its_write(self) -> None:
-        ring = EventRing()
-        for count, time in ((2, 5), (1, 5), (1, 7), (2, 6)):
-            ring.append_batch(batch_of(count), time)
-        expected = ["5", "5", "5", "7", "6", "6"]
-        for first in range(6):
-            ring.acknowledge(first // 2)
-            self.assertEqual(timed(ring.read_events(first, PLENTY, to_ms).lines), expected[first:])
-
     def test_apart_from_its_time_an_event_stays_as_it_is_byte_by_byte(self) -> None:
         ring = EventRing()
         batch = encode_data_event(b'{"a" : 1.50}') + encode_text_events(b'}\n"}\n')
@@ -96,14 +86,6 @@ class TimeTests(SynchronousTestCase):
             if ring.begin_cursor == ring.end_cursor:
                 assert ring.memory_bytes == 0
 
-    def test_ring_with_times_can_always_be_emptied(self) -> None:
-        ring = EventRing()
-        for number in range(1000):
-            ring.append_batch(encode_data_event(b"1"), 1000 * number)
-        self.assertEqual(ring.memory_bytes, ring.line_bytes + 999 * BYTES_PER_TIMESTAMP)
-        ring.acknowledge(ring.end_cursor)
-        self.assertEqual((ring.memory_bytes, ring.begin_cursor), (0, 1000))
-
     def test_times_are_added_to_a_bounded_number_of_events(self) -> None:
         ring = EventRing()
         for number in range(5000):
@@ -134,11 +116,6 @@ def filled(*counts: int) -> EventRing:
 
 
 class AppendTests(SynchronousTestCase):
-    def test_batch_without_events_changes_nothing(self) -> None:
-        ring = filled(1)
-        ring.append_batch(EMPTY_BATCH, 0)
-        self.assertEqual((ring.end_cursor, ring.read_events(0, PLENTY)), (1, numbers(0, 1)))
-
     def test_small_batches_are_put_together(self) -> None:
         ring = filled(*[1] * 1000)
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
@@ -148,10 +125,10 @@ class AppendTests(SynchronousTestCase):
 class ReadTests(SynchronousTestCase):
     def test_read_returns_as_many_events_as_fit_to_the_byte(self) -> None:
         for counts in ((6,), (1,) * 6, (2, 4), (4, 2)):
-            for limit in range(LINE, 7 * LINE):
-                ring = filled(*counts)
-                self.assertEqual(ring.read_events(0, limit), numbers(0, min(limit // LINE, 6)))
-                self.assertEqual(ring.read_events(2, limit), numbers(2, min(limit // LINE, 4)))
+            for limit in range(7 * LINE):
+                ring, count = filled(*counts), max(limit // LINE, 1)
+                self.assertEqual(ring.read_events(0, limit), numbers(0, min(count, 6)))
+                self.assertEqual(ring.read_events(2, limit), numbers(2, min(count, 4)))
 
     def test_read_cuts_a_large_batch_at_both_ends_unless_a_part_were_small(self) -> None:
         page = 300 * LINE  # some 9 KiB
@@ -168,9 +145,6 @@ class ReadTests(SynchronousTestCase):
             self.assertEqual(ring.read_events(0, PLENTY), numbers(0, end))
 
     def test_first_event_of_a_page_may_exceed_the_limit(self) -> None:
-        for limit in (0, 1, LINE - 1):
-            for counts in ((3,), (1, 2)):
-                self.assertEqual(filled(*counts).read_events(1, limit), numbers(1, 1))
         ring = filled(1)
         large = encode_text_events(b"x" * 20_000)
         ring.append_batch(large, 0)
@@ -190,14 +164,6 @@ class AcknowledgeTests(SynchronousTestCase):
                 self.assertEqual((ring.begin_cursor, ring.end_cursor), (after, 6))
                 self.assertEqual(ring.line_bytes, (6 - after) * LINE)
                 self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
-
-    def test_events_can_be_appended_after_all_were_acknowledged(self) -> None:
-        ring = filled(3)
-        ring.acknowledge(3)
-        self.assertEqual((ring.begin_cursor, ring.end_cursor, ring.line_bytes), (3, 3, 0))
-        ring.append_batch(numbers(3, 1), 0)
-        ring.append_batch(numbers(4, 1), 0)
-        self.assertEqual(ring.read_events(3, PLENTY), numbers(3, 2))
 
 
 def number(value: int) -> EventBatch:
@@ -222,16 +188,6 @@ class LogTests(SynchronousTestCase):
         self.patch(core_events, "MIN_SEGMENT_BYTES", 100)
         self.log = EventLog(EventMemory(PLENTY))
 
-    def test_new_log_has_no_events(self) -> None:
-        self.assertEqual(self.log.read_events(0, PLENTY), EMPTY_BATCH)
-        self.assertEqual(self.log.read_events(0, PLENTY, str), EMPTY_BATCH)
-        self.assertFalse(self.log.can_end_segment)
-        self.assertFalse(self.log.segments)
-
-    def test_empty_batch_begins_no_segment(self) -> None:
-        self.log.append_batch(EMPTY_BATCH, 0)
-        self.assertFalse(self.log.can_end_segment)
-
     def test_closed_log_takes_no_events(self) -> None:
         self.log.mark_end()
         self.assertRaises(AssertionError, self.log.append_batch, number(0), 0)
@@ -246,6 +202,9 @@ class LogTests(SynchronousTestCase):
         self.assertEqual(timed.lines, number(3).lines.replace(b"}\n", b',"time":"4.0"}\n'))
 
     def test_only_the_newest_segment_ends_and_only_once(self) -> None:
+        self.assertEqual(self.log.read_events(0, PLENTY, str), EMPTY_BATCH)
+        self.log.append_batch(EMPTY_BATCH, 0)
+        self.assertFalse(self.log.can_end_segment)
         self.log.append_batch(number(0), 0)
         self.assertFalse(EventLog(EventMemory(PLENTY)).can_end_segment)
         self.patch(core_events, "MAX_SEGMENT_BYTES", 100)
@@ -450,13 +409,10 @@ class PageTests(SynchronousTestCase):
 
 
 class CursorTests(SynchronousTestCase):
-    def test_absent_and_empty_cursor_are_the_same(self) -> None:
-        self.assertIs(parse_cursor(None), None)
-        self.assertIs(parse_cursor(""), None)
-
     def test_cursor_is_given_back_exactly_as_it_came(self) -> None:
-        for after in ("0", "1", "10", "9" * 18, ALL_RECEIVED_CURSOR):
+        for after in ("0", "1", "10", "9" * 18, ALL_RECEIVED_CURSOR, None):
             self.assertEqual(parse_cursor(after), after)
+        self.assertIs(parse_cursor(""), None)
 
     def test_cursor_that_the_server_never_sent_is_refused(self) -> None:
         for after in (
@@ -465,11 +421,8 @@ class CursorTests(SynchronousTestCase):
             "\ud800",
         ):  # fmt: skip
             self.assertRaises(InvalidCursor, parse_cursor, after)
-
-    def test_error_shows_the_cursor_shortened_and_printable(self) -> None:
         error = self.assertRaises(InvalidCursor, parse_cursor, "\0\ud800" + "x" * 10_000)
-        self.assertTrue(str(error).isprintable())
-        self.assertLess(len(str(error)), 300)
+        self.assertTrue(str(error).isprintable() and len(str(error)) < 300, str(error))
 
     @given(st.one_of(st.text(), st.from_regex(r"[0-9a-z]{1,20}")))
     def test_accepted_cursor_needs_no_encoding_in_a_url(self, after: str) -> None:

@@ -20,9 +20,7 @@ from tests.cases.strategies import (
     MAX_VALUE,
     SMALL_STEPS,
     answer_wanted_file,
-    classify,
     decode,
-    join_text,
     stdouts,
 )
 
@@ -153,26 +151,6 @@ def check_same_calls(stdout: bytes, before: Sequence[Call], after: Sequence[Call
     assert describe(second.parser) == describe(first.parser)
 
 
-def check_repeated(stdout: bytes, parts: Sequence[Sequence[Call]]) -> None:
-    """Hold that a resume after each part of the calls changes no event and no result."""
-    player, number = Player(stdout), 0
-    for part in parts:
-        for call in part:
-            player.call(call)
-            last, (number, _) = number, player.parser.make_checkpoint()
-            assert number >= last, "the number never falls"
-        player = player.resume()
-    player.finish()
-    whole = Player(stdout)
-    whole.finish()
-    assert join_text(classify(player.events)) == join_text(classify(whole.events))
-    results, expected = player.parser.result_summary, whole.parser.result_summary
-    assert results.build_json_object() == expected.build_json_object()
-    again = player.resume()
-    again.finish()
-    assert again.events == player.events, "nothing comes after the end"
-
-
 class SmallStepTests(SynchronousTestCase):
     def setUp(self) -> None:
         for name, size in SMALL_STEPS.items():
@@ -183,12 +161,6 @@ class SmallStepTests(SynchronousTestCase):
         self, stdout: bytes, before: list[Call], after: list[Call]
     ) -> None:
         check_same_calls(stdout, before, after)
-
-    @given(outputs, st.lists(calls, min_size=3, max_size=3))
-    def test_third_process_gives_the_same_events(
-        self, stdout: bytes, parts: list[list[Call]]
-    ) -> None:
-        check_repeated(stdout, parts)
 
 
 class CutTests(SynchronousTestCase):

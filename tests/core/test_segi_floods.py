@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain, repeat
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from benchmarks.floods import FILE, VALUE, floods
 from tawebeval.core.events import EventBatch, compute_base64_size
 from tawebeval.core.segi import MAX_BYTES_PARSED_PER_CALL, MAX_HEADER_BYTES, Markers, SegiParser
-from tests.cases import reference_segi
-from tests.cases.strategies import classify, decode, join_text
 
 READ = 64 * 1024
 
@@ -37,16 +34,13 @@ class FloodTests(SynchronousTestCase):
         self.markers = Markers.generate(os.urandom)
 
     def turns(
-        self,
-        stdout: bytes,
-        measure: Callable[[Callable[[], EventBatch]], EventBatch],
-        size: int = READ,
+        self, stdout: bytes, measure: Callable[[Callable[[], EventBatch]], EventBatch]
     ) -> Iterator[EventBatch]:
         """Yield what each turn brings; `measure` lets it pass. The first file named is large."""
         parser = SegiParser(self.markers, max_value=VALUE, max_file=FILE)
         content = b"x" * FILE
-        for place in range(0, len(stdout), size):
-            chunk = stdout[place : place + size]
+        for place in range(0, len(stdout), READ):
+            chunk = stdout[place : place + READ]
             yield measure(lambda chunk=chunk: parser.feed(chunk))
             while parser.has_pending_input or parser.awaited_file is not None:
                 if parser.awaited_file is None:
@@ -76,18 +70,3 @@ class FloodTests(SynchronousTestCase):
             for batch in self.turns(stdout, measured):
                 self.assertLess(calls, MOST_CALLS, name)
                 self.assertLess(len(batch.lines), MOST_EVENTS, name)
-
-    def test_turns_give_the_events_of_the_reference(self) -> None:
-        for name, stdout in floods(self.markers, READ // 4).items():
-            events: list[str | bytes] = []
-            for batch in self.turns(stdout, lambda turn: turn(), READ // 10):
-                events += decode(batch)
-            contents = chain([b"x" * FILE], repeat(b"x"))
-            expected = reference_segi.parse_events(
-                stdout,
-                self.markers,
-                max_value=VALUE,
-                max_file=FILE,
-                files=lambda path, contents=contents: next(contents),
-            )
-            self.assertTrue(join_text(classify(events)) == expected, name)

@@ -133,25 +133,12 @@ class NewTests(SynchronousTestCase):
         self.assertEqual(found.caller, "alice")
 
     def test_restrictions_of_a_token_are_in_its_line(self) -> None:
-        for restrictions, end in (
-            ({}, ""),
-            ({"is_read_only": True}, " read"),
-            ({"is_shared": True}, " shared"),
-            ({"requests_per_minute": 60}, " rate=60"),
-            ({"group": "algo1"}, " group=algo1"),
-            ({"supervised_groups": ("b", "A@1")}, " supervises=A@1,b"),
-            ({"problems": ("b.c_d-1", "a")}, " problems=a,b.c_d-1"),
-            (
-                {
-                    "is_read_only": True,
-                    "is_shared": True,
-                    "requests_per_minute": 999_999,
-                    "group": "g",
-                    "supervised_groups": ("g",),
-                    "problems": ("a",),
-                },
-                " read shared rate=999999 group=g supervises=g problems=a",
-            ),
+        for end, restrictions in (
+            ("", {}),
+            (" rate=60", {"requests_per_minute": 60}),
+            (" supervises=A@1,b", {"supervised_groups": ("b", "A@1")}),
+            (" problems=a,b.c_d-1", {"problems": ("b.c_d-1", "a")}),
+            (" read shared group=g", {"is_read_only": True, "is_shared": True, "group": "g"}),
         ):
             token, written = generate_token("a", os.urandom, **restrictions)
             self.assertEqual(written[73:], end)

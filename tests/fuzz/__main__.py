@@ -40,7 +40,6 @@ TARGETS: dict[str, Sequence[str]] = {
         "tests.core.test_segi.PropertyTests.test_events_equal_the_reference_however_stdout_is_cut",
         "tests.core.test_segi.SmallStepTests.test_events_do_not_depend_on_steps_and_turns",
         "tests.core.test_segi_checkpoints.SmallStepTests.test_resumed_parser_cannot_be_told_from_the_first_one",
-        "tests.core.test_segi_checkpoints.SmallStepTests.test_third_process_gives_the_same_events",
         "tests.evaluations.test_run.PropertyTests.test_events_are_those_of_the_reference",
     ),
     "forms": (
