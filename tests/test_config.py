@@ -53,10 +53,6 @@ class DefaultTests(SynchronousTestCase):
         self.assertEqual(parse_configuration(""), Configuration())
         self.assertEqual(parse_configuration("[limits]\n[polls]"), Configuration())
 
-    def test_defaults_are_in_their_ranges(self) -> None:
-        written = msgspec.to_builtins(Configuration())
-        self.assertEqual(msgspec.convert(written, Configuration), Configuration())
-
 
 class ParseTests(SynchronousTestCase):
     """What a file may say."""
@@ -106,10 +102,6 @@ class ParseTests(SynchronousTestCase):
                 else:
                     self.assertRaises(ConfigurationError, parse_configuration, quoted)
 
-    def test_readiness_needs_twice_the_free_disk_of_the_limit(self) -> None:
-        limits = Configuration().limits
-        self.assertEqual(limits.free_disk_for_readiness, 2 * limits.free_disk)
-
     def test_ends_of_each_range_are_allowed(self) -> None:
         for text in (
             "evaluations = { running = 0, queued = 0 }",
@@ -129,30 +121,13 @@ class ParseTests(SynchronousTestCase):
             parse_configuration(text)
 
 
-class RunnerTests(RefusalTestCase):
-    """`[runner]`."""
-
-    def test_slurm_needs_sandbox_shared_directory_and_known_arguments(self) -> None:
-        slurm = '[runner]\nkind = "slurm"\n'
-        shared = slurm + 'shared = "/shared"\n'
-        parse_configuration(shared)
-        for text, place in (
-            (slurm, "runner.shared"),
-            (shared + '[sandbox]\nkind = "none"\n', "runner.kind"),
-            (shared + 'arguments = ["--uid=0"]\n', "runner.arguments[0]"),
-            (shared + 'arguments = ["--qos=low;x"]\n', "runner.arguments[0]"),
-            (shared + 'arguments = ["--partition=a b"]\n', "runner.arguments[0]"),
-            (shared + "retries = 2\n", "runner.retries"),
-        ):
-            self.check(text, f"{place}: ")
-
-
-class MaximumTests(RefusalTestCase):
+class MaximumTests(SynchronousTestCase):
     """`[limits.maximum]`: what a request may choose."""
 
     def test_default_is_the_maximum_unless_one_is_set(self) -> None:
         limits = Configuration().limits
         self.assertIs(choose_limits(limits, {}, limits.requestable_ranges), limits)
+        self.assertEqual(limits.free_disk_for_readiness, 2 * limits.free_disk)
         self.assertEqual(limits.largest_requestable, limits)
         ranges = limits.requestable_ranges
         self.assertEqual(ranges["memory"], LimitRange(16 * MIB, 512 * MIB))
@@ -170,14 +145,8 @@ class MaximumTests(RefusalTestCase):
             (limits.largest_requestable.cpu, limits.largest_requestable.processes), (10, 40)
         )
 
-    def test_maximum_below_the_default_is_refused(self) -> None:
-        self.check(
-            "[limits.maximum]\ncpu = 10",
-            "limits.maximum.cpu: 10 s is below limits.cpu, 300 s; raise it, or remove the key",
-        )
 
-
-class CredentialTests(RefusalTestCase):
+class CredentialTests(SynchronousTestCase):
     """`[[repositories.credentials]]`."""
 
     host = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
@@ -195,20 +164,8 @@ class CredentialTests(RefusalTestCase):
             two, CredentialSettings("h", "u", key_file="key", known_hosts_file="/etc/hosts-1")
         )
 
-    def test_incomplete_credentials_name_the_missing_key(self) -> None:
-        for files, words in (
-            ("", "set either password_file or key_file"),
-            ("password_file = '/p'\nkey_file = '/k'", "set either password_file or key_file"),
-            ("key_file = '/k'", "set key_file and known_hosts_file together"),
-            (
-                "password_file = '/p'\nknown_hosts_file = '/k'",
-                "set key_file and known_hosts_file together",
-            ),
-        ):
-            self.check(self.host + files, f"repositories.credentials[0]: {words}")
 
-
-class EnvironmentTests(RefusalTestCase):
+class EnvironmentTests(SynchronousTestCase):
     """`[environments.NAME]`, one of the tables that have names."""
 
     def test_environment_needs_a_root_only(self) -> None:
@@ -229,53 +186,6 @@ class EnvironmentTests(RefusalTestCase):
                 "python3.13": EnvironmentSettings("/srv/python"),
             },
         )
-
-    def test_error_names_the_environment_and_the_key(self) -> None:
-        for text, start in (
-            ("environments = 1", "environments: 1 is not allowed"),
-            ("environments.x = 1", "environments.x: 1 is not allowed; write a table"),
-            ("[environments.x]", "environments.x: root is required"),
-            ("[environments.x]\nroot = 'a'", "environments.x.root: 'a' should be an absolute path"),
-            ("[environments.'x.y']\nroot = 1", 'environments."x.y".root: 1 is not allowed'),
-            (
-                "[environments.x]\nrot = '/a'",
-                "environments.x.rot: unknown setting; did you mean environments.NAME.root?",
-            ),
-            (
-                "[environments.x]\n'a` - at `$.b' = 1",
-                "environments.x.a` - at `$.b: unknown setting",
-            ),
-            (
-                "[environments.x]\nroot = '/a'\nvariables = { A = '', B = 1 }",
-                "environments.x.variables.B: the value is not allowed",
-            ),
-            (
-                "[environments.x]\nroot = '/a'\nvariables = { HOME = '/' }",
-                "environments.x.variables.HOME: tawebeval sets this variable",
-            ),
-            (
-                f"[environments.x]\nroot = '/a'\nvariables = {{ A = '{'a' * 2**16}' }}",
-                "environments.x.variables: names and values have 64.1 KiB; the limit is 64 KiB",
-            ),
-            (
-                '[environments.x]\nroot = "/a"\ndescription = "a\\nb"',
-                "environments.x.description: 'a\\nb' should be one line",
-            ),
-            ("[environments.X]\nroot = '/a'", "environments: 'X' should be a name of up to 64"),
-            (
-                "[environments.default]\nroot = '/a'",
-                "environments.default: the name of the machine",
-            ),
-            (
-                "[sandbox]\nkind = 'none'\n[environments.x]\nroot = '/a'",
-                "environments: an environment needs a sandbox",
-            ),
-            (
-                "".join(f"[environments.x{number}]\nroot = '/a'\n" for number in range(101)),
-                "environments: 101 tables; the limit is 100",
-            ),
-        ):
-            self.check(text, start)
 
 
 class ProblemTests(RefusalTestCase):
@@ -411,44 +321,105 @@ class ProblemTests(RefusalTestCase):
 class ErrorTests(RefusalTestCase):
     """What stops the start, and what it says."""
 
-    peers = "[service]\nname = 'a'\n[service.peers]\n%s = '%s'\n"
-
-    def test_unknown_key_is_named_with_its_path(self) -> None:
-        for text, key in (
-            ("listne = ['tcp:1']", "listne"),
-            ("[limits]\nfiel = 1", "limits.fiel"),
-            ("[limit]\nfile = 2048", "limit"),
-            ("[limits]\n'a`b' = 1", "limits.a`b"),
-            ("'a - at b' = 1", "a - at b"),
-            ("'a` - at `$.b[...]' = 1", "a` - at `$.b[...]"),
-            ("[limits]\n'a` - at `$.b' = 1", "limits.a` - at `$.b"),
-            ('"a\\nb" = 1', "a\\nb"),
-            ('[limits]\n"a\\nb" = 1', "limits.a\\nb"),
-        ):
-            self.check(text, f"{key}: unknown setting; ")
-
-    def test_unknown_key_gets_the_nearest_setting(self) -> None:
-        for text, hint in (
-            ("listne = ['tcp:1']", "did you mean listen?"),
-            ("[limit]\nfile = 2048", "did you mean limits?"),
-            ("[limits]\nmemroy = 1", "did you mean limits.memory?"),
-            ("request_body = 1", "did you mean limits.request_body?"),
-            ("memory = 1", "did you mean repositories.memory or limits.memory?"),
-            (f"{CREDENTIAL}pasword_file = '/p'", "did you mean repositories.credentials.password"),
-            ("[http]\nport = 8080", "etc/tawebeval.toml lists all settings"),
-        ):
-            error = self.assertRaises(ConfigurationError, parse_configuration, text)
-            self.assertIn(f"; {hint}", str(error))
-
-    def test_wrong_choice_names_the_allowed_values(self) -> None:
-        self.check(
-            "[sandbox]\nkind = 'docker'",
-            "sandbox.kind: 'docker' is not allowed; allowed: auto, bubblewrap, none",
-        )
-        self.check(
-            "[repositories]\nprotocols = ['https', 'scp']",
-            "repositories.protocols[1]: 'scp' is not allowed; allowed: https, http, git, ssh, file",
-        )
+    def test_wrong_key_or_value_is_named_with_its_path_and_the_right_form(self) -> None:
+        key = f"{CREDENTIAL}callers = ['']"
+        peer = "[service]\nname = 'a'\n[service.peers]\n%s = '%s'\n"
+        peers = "".join(f"b{n} = 'http://b'\n" for n in range(15))
+        slurm = '[runner]\nkind = "slurm"\n'
+        shared = slurm + 'shared = "/shared"\n'
+        root = "[environments.x]\nroot = '/a'\n"
+        credential = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
+        for text, start in (
+            # Unknown keys, and the nearest setting.
+            ("listne = ['tcp:1']", "listne: unknown setting; did you mean listen?"),
+            ("[limit]\nfile = 2048", "limit: unknown setting; did you mean limits?"),
+            ("[limits]\nmemroy = 1", "limits.memroy: unknown setting; did you mean limits.mem"),
+            ("request_body = 1", "request_body: unknown setting; did you mean limits.request_b"),
+            ("memory = 1", "memory: unknown setting; did you mean repositories.memory or limits"),
+            ("[http]\nport = 8080", "http.port: unknown setting; etc/tawebeval.toml lists all"),
+            (f"{credential}pasword_file = '/p'", "repositories.credentials[0].pasword_file: unk"),
+            ("[limits]\n'a`b' = 1", "limits.a`b: unknown setting; "),
+            ("'a` - at `$.b[...]' = 1", "a` - at `$.b[...]: unknown setting; "),
+            ("[limits]\n'a` - at `$.b' = 1", "limits.a` - at `$.b: unknown setting; "),
+            ('[limits]\n"a\\nb" = 1', "limits.a\\nb: unknown setting; "),
+            # Another type.
+            ("limits = 1", "limits: 1 is not allowed; write a table"),
+            ("[limits]\nwall_clock = '5'", "limits.wall_clock: '5' is not allowed; write a number"),
+            ("listen = 'tcp:1'", "listen: 'tcp:1' is not allowed; write a list"),
+            ("listen = [8080]", "listen[0]: 8080 is not allowed; write a text in quotes"),
+            ("[archive]\nenabled = 'no'", "archive.enabled: 'no' is not allowed; write true or"),
+            ("[callers]\ntokens = ['a']", "callers.tokens: the value is not allowed; write a te"),
+            ("[polls]\nwait = 0.5", "polls.wait: 0.5 is not allowed; write a whole number"),
+            # Values out of their range, or that are none of the choices.
+            ("listen = []", "listen: [] is not allowed; write a list of length >= 1"),
+            ("[limits]\nmemory = '1K'", "limits.memory: '1K' is not allowed; write a whole number"),
+            ("[limits]\ndisk = '2 MB'", "limits.disk: '2 MB' is not a size; write a number of by"),
+            ("[limits.maximum]\ncpu = 10", "limits.maximum.cpu: 10 s is below limits.cpu, 300 s;"),
+            ("[limits.maximum]\nmemory = '1P'", "limits.maximum.memory: '1P' is not a size; "),
+            ("[limits]\nwall_clock = nan", "limits.wall_clock: "),
+            ("[limits]\nwall_clock = inf", "limits.wall_clock: "),
+            ("[sandbox]\nkind = 'docker'", "sandbox.kind: 'docker' is not allowed; allowed: auto,"),
+            ("[repositories]\nprotocols = ['https', 'scp']", "repositories.protocols[1]: 'scp'"),
+            # Texts.
+            ("[service]\nname = 'A_b'", "service.name: 'A_b' should be up to 16 of the"),
+            ("[service]\nname = 'a\\n'", "service.name: "),
+            ("[service]\nname = '0123456789abcdefg'", "service.name: "),
+            ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: 'opt' should be an absolute"),
+            ("[sandbox]\nreadable = ['/opt/../etc']", "sandbox.readable[0]: "),
+            ("[sandbox]\nreadable = ['/opt/']", "sandbox.readable[0]: "),
+            ("[callers]\norigins = ['x']", "callers.origins[0]: 'x' should be an origin"),
+            ("[repositories]\nallow_hosts = ['a b']", "repositories.allow_hosts[0]: "),
+            ("[repositories]\nallow_hosts = ['*']", "repositories.allow_hosts[0]: '*' should be"),
+            ("[repositories]\nprivate_networks = ['10.0.0.1/8']", "repositories.private_networks"),
+            # Variables.
+            ("[evaluations.environment]\n1A = ''", "evaluations.environment: '1A' should be"),
+            ('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: "),
+            ('[evaluations.environment]\nA = "x\\u0000y"', "evaluations.environment.A: a variable"),
+            ("[evaluations.environment]\nA = ''\nB = 1", "evaluations.environment.B: the value is"),
+            ("[evaluations.environment]\nHOME = 'x'", "evaluations.environment.HOME: tawebeval s"),
+            ("[evaluations.environment]\nSUBMISSION_FILE_A = 'x'", "evaluations.environment.SUBM"),
+            # Credentials.
+            ("[repositories]\ncredentials = [{}]", "repositories.credentials[0]: host is required"),
+            (credential, "repositories.credentials[0]: set either password_file or key_file"),
+            (f"{CREDENTIAL}key_file = '/k'", "repositories.credentials[0]: set either password_f"),
+            (f"{credential}key_file = '/k'", "repositories.credentials[0]: set key_file and know"),
+            (f"{CREDENTIAL}known_hosts_file = '/k'", "repositories.credentials[0]: set key_file "),
+            (f"{CREDENTIAL}port = 65536", "repositories.credentials[0].port: "),
+            (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: '-x' sh"),
+            (CREDENTIAL.replace("'u'", "'a:b'"), "repositories.credentials[0].username: "),
+            (key, "repositories.credentials[0].callers[0]: '' sh"),
+            (CREDENTIAL.replace("'/p'", "'a b'"), "repositories.credentials[0].password_file: the"),
+            # Peers.
+            ("[service.peers]\nb = 'http://b'", "service.peers: needs service.name"),
+            (peer % ("B", "http://b"), "service.peers: 'B' should be a daemon's name"),
+            (peer % ("b", "http://b/"), "service.peers.b: 'http://b/' should be a URL"),
+            (peer % ("b", "http://u:p@b"), "service.peers.b: the URL should be a URL"),
+            (peer % ("b", "http://b:0"), "service.peers.b: 'http://b:0' has an invalid port"),
+            (peer % ("b", "http://b") + peers, "service.peers: has 16 other daemons; the limit is"),
+            # Environments.
+            ("environments.x = 1", "environments.x: 1 is not allowed; write a table"),
+            ("[environments.x]", "environments.x: root is required"),
+            ("[environments.x]\nroot = 'a'", "environments.x.root: 'a' should be an absolute path"),
+            ("[environments.'x.y']\nroot = 1", 'environments."x.y".root: 1 is not allowed'),
+            ("[environments.x]\nrot = '/a'", "environments.x.rot: unknown setting; did you me"),
+            (f"{root}variables = {{ A = '', B = 1 }}", "environments.x.variables.B: the value is"),
+            (f"{root}variables = {{ HOME = '/' }}", "environments.x.variables.HOME: tawebeval se"),
+            (f"{root}variables = {{ A = '{'a' * 2**16}' }}", "environments.x.variables: names and"),
+            (f'{root}description = "a\\nb"', "environments.x.description: 'a\\nb' should be one l"),
+            ("[environments.X]\nroot = '/a'", "environments: 'X' should be a name of up to 64"),
+            ("[environments.default]\nroot = '/a'", "environments.default: the name of the mach"),
+            (f"[sandbox]\nkind = 'none'\n{root}", "environments: an environment needs a sandbox"),
+            ("".join(root.replace("x", f"x{n}") for n in range(101)), "environments: 101 tables;"),
+            # Slurm.
+            (slurm, "runner.shared: "),
+            (shared + '[sandbox]\nkind = "none"\n', "runner.kind: "),
+            (shared + 'arguments = ["--uid=0"]\n', "runner.arguments[0]: "),
+            (shared + 'arguments = ["--qos=low;x"]\n', "runner.arguments[0]: "),
+            (shared + 'arguments = ["--partition=a b"]\n', "runner.arguments[0]: "),
+            (shared + "retries = 2\n", "runner.retries: "),
+        ):  # fmt: skip
+            self.check(text, start)
+        parse_configuration(shared)
 
     def test_each_setting_refuses_a_date_and_names_its_path(self) -> None:
         for path in list_settings(Configuration):
@@ -460,109 +431,12 @@ class ErrorTests(RefusalTestCase):
             except ConfigurationError as error:
                 self.assertTrue(str(error).startswith(path), str(error))
 
-    def test_wrong_type_names_the_path_and_the_right_form(self) -> None:
-        for text, message in (
-            ("limits = 1", "limits: 1 is not allowed; write a table"),
-            (
-                "[limits]\ndisk = '2 MB'",
-                (
-                    "limits.disk: '2 MB' is not a size; write a number of bytes, or a text with K,"
-                    ' M, G or T, such as "256M"'
-                ),
-            ),
-            ("[limits]\nwall_clock = '5'", "limits.wall_clock: '5' is not allowed; write a number"),
-            ("listen = 'tcp:1'", "listen: 'tcp:1' is not allowed; write a list"),
-            ("listen = [8080]", "listen[0]: 8080 is not allowed; write a text in quotes"),
-            (
-                "[archive]\nenabled = 'no'",
-                "archive.enabled: 'no' is not allowed; write true or false, without quotes",
-            ),
-            (
-                "[callers]\ntokens = ['a']",
-                "callers.tokens: the value is not allowed; write a text in quotes",
-            ),
-            ("[polls]\nwait = true", "polls.wait: true is not allowed; write a whole number"),
-            ("[polls]\nwait = 0.5", "polls.wait: 0.5 is not allowed; write a whole number"),
-            (
-                "[evaluations.environment]\nA = ''\nB = 1",
-                "evaluations.environment.B: the value is not allowed; write a text in quotes",
-            ),
-        ):
-            error = self.assertRaises(ConfigurationError, parse_configuration, text)
-            self.assertEqual(str(error), message)
-
-    def test_value_out_of_range_names_the_path_and_the_range(self) -> None:
-        for text, start in (
-            ("listen = []", "listen: [] is not allowed; write a list of length >= 1"),
-            (
-                "[repositories]\nprivate_networks = ['10.0.0.1/8']",
-                "repositories.private_networks: ",
-            ),
-            (
-                "[repositories]\nmemory = 1048576",
-                "repositories.memory: 1048576 is not allowed; write a whole number >= 67108864 (64",
-            ),
-            ("[repositories]\ncredentials = [{}]", "repositories.credentials[0]: host is required"),
-            (f"{CREDENTIAL}port = 65536", "repositories.credentials[0].port: "),
-            (f"{CREDENTIAL}password = 'x'", "repositories.credentials[0].password: unknown"),
-            ("[repositories]\nfetch_timeout = 0", "repositories.fetch_timeout: "),
-            ("[evaluations]\nrunning = 1_000_001", "evaluations.running: "),
-            (
-                "[limits]\nmemory = '1K'",
-                "limits.memory: '1K' is not allowed; write a whole number >= 16777216 (16 MiB)",
-            ),
-            ("[limits.maximum]\nmemory = '1P'", "limits.maximum.memory: '1P' is not a size; "),
-            ("[limits]\nwall_clock = nan", "limits.wall_clock: "),
-            ("[limits]\nwall_clock = inf", "limits.wall_clock: "),
-            ("[service.peers]\nb = 'http://b'", "service.peers: needs service.name"),
-            (self.peers % ("B", "http://b"), "service.peers: 'B' should be a daemon's name"),
-            (self.peers % ("b", "http://b/"), "service.peers.b: 'http://b/' should be a URL"),
-            (self.peers % ("b", "http://u:p@b"), "service.peers.b: the URL should be a URL"),
-            (self.peers % ("b", "http://b:0"), "service.peers.b: 'http://b:0' has an invalid port"),
-            (
-                self.peers % ("b", "http://b") + "".join(f"b{n} = 'http://b'\n" for n in range(15)),
-                "service.peers: has 16 other daemons; the limit is 15",
-            ),
-            ("[service]\ndrain = -1", "service.drain: -1 is not allowed; write a number >= 0"),
-        ):
-            self.check(text, start)
-
     def test_each_number_refuses_values_outside_its_range(self) -> None:
         for path in list_settings(Configuration):
             if type(read_setting(Configuration(), path)) in (int, float):
                 table, _, name = path.rpartition(".")
                 for value in (-1, 10**30):
                     self.check(f"[{table}]\n{name} = {value}", f"{path}: ")
-
-    def test_wrong_text_is_explained_in_words(self) -> None:
-        for text, start in (
-            ("[service]\nname = 'A_b'", "service.name: 'A_b' should be up to 16 of the"),
-            ("[service]\nname = 'a\\n'", "service.name: "),
-            ("[service]\nname = '0123456789abcdefg'", "service.name: "),
-            ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: 'opt' should be an absolute"),
-            ("[sandbox]\nreadable = ['/opt/../etc']", "sandbox.readable[0]: "),
-            ("[sandbox]\nreadable = ['/opt/']", "sandbox.readable[0]: "),
-            ("[callers]\norigins = ['x']", "callers.origins[0]: 'x' should be an origin"),
-            ("[repositories]\nallow_hosts = ['a b']", "repositories.allow_hosts[0]: "),
-            (
-                "[repositories]\nallow_hosts = ['*']",
-                "repositories.allow_hosts[0]: '*' should be a host",
-            ),
-            ("[evaluations.environment]\n1A = ''", "evaluations.environment: '1A' should be"),
-            ('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: "),
-            (
-                '[evaluations.environment]\nA = "x\\u0000y"',
-                "evaluations.environment.A: a variable cannot ",
-            ),
-            (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: '-x' sh"),
-            (CREDENTIAL.replace("'u'", "'a:b'"), "repositories.credentials[0].username: "),
-            (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: '' sh"),
-            (
-                CREDENTIAL.replace("'/p'", "'a b'"),
-                "repositories.credentials[0].password_file: the value should be a",
-            ),
-        ):
-            self.check(text, start)
 
     def test_base_path_is_a_path_outside_the_api(self) -> None:
         for path in ("", "/judge", "/a/b.c/~d-e_f"):
@@ -594,14 +468,6 @@ class ErrorTests(RefusalTestCase):
                 f"[http]\ntrusted_proxies = ['{wrong}']",
                 f"http.trusted_proxies: {why}; allowed: IP addresses, networks and 'unix'",
             )
-
-    def test_variables_of_the_daemon_are_refused(self) -> None:
-        for name in ("HOME", "SUBMISSION_FILE_SOURCE"):  # `is_reserved_variable` knows the others
-            self.check(
-                f'[evaluations.environment]\nTZ = "UTC"\n{name} = "x"',
-                f"evaluations.environment.{name}: tawebeval sets this",
-            )
-        parse_configuration('[evaluations.environment]\nHOME_2 = "x"\nPATH = "/bin"')
 
     def test_text_that_is_not_toml_is_refused_with_the_line(self) -> None:
         for text in ("listen", "x = 1\nx = 2"):
@@ -689,6 +555,11 @@ class ExamplesTests(SynchronousTestCase):
                 self.assertEqual(Path(entry.password_file).name, entry.password_file)
             # Nobody has opened that where no unit hands over tokens: it does not start without.
             self.assertEqual(found.listen, ("systemd:domain=INET:index=0",))
+            if name == "public":
+                self.assertEqual(found.repositories.private_networks, ())
+                self.assertLess(0, found.callers.running)
+                self.assertLess(found.callers.running, found.evaluations.running)
+                self.assertLess(found.callers.queued, found.evaluations.queued)
             self.assertEqual(found.repositories.protocols, ("https",))
 
     def test_examples_fit_into_their_machines(self) -> None:
@@ -713,10 +584,3 @@ class ExamplesTests(SynchronousTestCase):
             self.assertEqual(problem.fields, (example["field"],))
             self.assertTrue((folder / "statement.md").is_file())
             self.assertEqual(problem.statement, "statement.md")
-
-    def test_public_example_gives_no_caller_everything(self) -> None:
-        found = self.read("public")
-        self.assertEqual(found.repositories.private_networks, ())
-        self.assertLess(0, found.callers.running)
-        self.assertLess(found.callers.running, found.evaluations.running)
-        self.assertLess(found.callers.queued, found.evaluations.queued)

@@ -55,12 +55,6 @@ class RetryQueueTests(SynchronousTestCase):
             self.queue.retry_next_calls()
         return [formatEvent(event) for event in events]
 
-    def test_successful_call_is_not_kept(self) -> None:
-        self.assertEqual(self.attempt("a"), [])
-        self.assertEqual((self.done, len(self.queue)), (["a", "made"], 0))
-        self.assertEqual(self.settle(), [])
-        self.assertEqual(self.done, ["a", "made"])
-
     def test_failure_and_late_success_are_logged_once(self) -> None:
         self.failures["a"] = 3
         (said,) = self.attempt("a")
@@ -113,3 +107,9 @@ class RetryQueueTests(SynchronousTestCase):
         self.assertEqual(len(self.queue), 0)
         self.queue.retry_next_calls()
         self.assertEqual(self.done, [])
+
+    def test_successful_call_is_not_kept(self) -> None:
+        self.assertEqual(self.attempt("a"), [])
+        self.assertEqual((self.done, len(self.queue)), (["a", "made"], 0))
+        self.assertEqual(self.settle(), [])
+        self.assertEqual(self.done, ["a", "made"])

@@ -55,13 +55,20 @@ def read_package() -> tuple[dict[Path, ast.Module], dict[Path, set[str]]]:
     }
 
 
-def list_known(path: Path, code: str) -> Iterator[str]:
-    """Yield the names in a module, and in those that it imports or contains, or `code` names."""
+@cache
+def list_known(path: Path) -> set[str]:
+    """Return the names in a module, and in those that it imports or contains."""
     _, names = read_package()
-    modules = {path.stem, *names[path], *code.split(".")}
-    for other, found in names.items():
-        if other.stem in modules or (path.stem == "__init__" and path.parent in other.parents):
-            yield from found
+    found = list_names_in({path.stem, *names[path]})
+    if path.stem == "__init__":
+        found |= set().union(*(names[other] for other in names if path.parent in other.parents))
+    return found
+
+
+def list_names_in(stems: set[str]) -> set[str]:
+    """Return the names in modules."""
+    _, names = read_package()
+    return set().union(*(found for other, found in names.items() if other.stem in stems))
 
 
 class DocstringTests(SynchronousTestCase):
@@ -87,6 +94,6 @@ class DocstringTests(SynchronousTestCase):
             for code in CODE.findall(text)
             for part in code.split(".")
             if ("_" in part or re.search("[a-z][A-Z]", part)) and part not in FOREIGN
-            if part not in list_known(path, code)
+            if part not in list_known(path) and part not in list_names_in({*code.split(".")})
         ]
         self.assertEqual(unknown, [])

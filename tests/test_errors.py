@@ -21,17 +21,11 @@ class EvaluationErrorTests(SynchronousTestCase):
         self.assertIsInstance(error.__cause__, ValueError)
         self.assertIs(error.with_traceback(None), error)
 
-    def test_limit_is_named_with_its_value(self) -> None:
-        error = errors.build_limit_failure("output", "output", "printed over 1 MiB", 2**20)
-        self.assertEqual(str(error), error.message)
-        self.assertIn("(limits.output)", error.message)
-        self.assertEqual(error.extra_members, {"limit": "limits.output", "value": 2**20})
-
 
 class RequestErrorTests(SynchronousTestCase):
     """Errors that refuse a request."""
 
-    def test_members_of_the_answer_are_those_of_the_error(self) -> None:
+    def test_members_and_headers_of_the_answer_are_those_of_the_error(self) -> None:
         for error, members in (
             (errors.EvaluationNotEnded(), {}),
             (errors.SubmissionDiscarded(), {}),
@@ -42,33 +36,22 @@ class RequestErrorTests(SynchronousTestCase):
         ):
             self.assertEqual(str(error), error.detail)
             self.assertEqual(error.extra_members, members)
-
-    def test_busy_server_says_when_to_come_back(self) -> None:
         busy = errors.ServerStopping(), errors.ServerNotReady([]), errors.StoreError()
         self.assertEqual([error.retry_after for error in busy], [5, 5, 60])
         self.assertEqual(errors.ResourceMoved("/new").location, "/new")
-
-    def test_unknown_name_is_short_and_printable(self) -> None:
         detail = errors.ProblemNotFound("a\n" * 80).detail
         self.assertTrue(detail.isprintable() and len(detail) < 200, detail)
 
 
-class SizeTests(SynchronousTestCase):
-    """Sizes in messages."""
+class MessageTests(SynchronousTestCase):
+    """Limits and sizes in messages."""
 
-    def test_size_has_the_largest_unit(self) -> None:
+    def test_limit_is_named_with_its_value_and_a_size_has_the_largest_unit(self) -> None:
+        error = errors.build_limit_failure("output", "output", "printed over 1 MiB", 2**20)
+        self.assertIn("(limits.output)", str(error))
+        self.assertEqual(error.extra_members, {"limit": "limits.output", "value": 2**20})
         for size, shown in (
             *((0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (1025, "1.1 KiB")),
             *((64 * 2**20, "64 MiB"), (3 * 2**29, "1.5 GiB"), (2**40, "1 TiB")),
         ):
             self.assertEqual(errors.format_size(size), shown)
-
-
-class FamilyTests(SynchronousTestCase):
-    """The two families, and the one root."""
-
-    def test_all_errors_have_one_root(self) -> None:
-        for value in vars(errors).values():
-            if isinstance(value, type) and issubclass(value, Exception):
-                self.assertTrue(issubclass(value, errors.TawebevalError), value)
-        self.assertFalse(issubclass(errors.EvaluationFailure, errors.RequestError))
