@@ -545,7 +545,7 @@ class StartTests(ArchiveTestCase):
 
 
 class KillTests(ArchiveTestCase):
-    ROUNDS = 40
+    ROUNDS = 20
     SIZE = 100_000  # of the archive
     CALLS = 20_000  # of functions, until the kill at most
 

@@ -164,7 +164,7 @@ class DamageTests(FileTestCase):
             changed[place] ^= 0xFF
             self.path.write_bytes(changed)
             count = self.assert_nothing_wrong_is_read()
-            for cursor in range(count):
+            for cursor in range(place % 7, count, 7):
                 self.assertEqual(self.read(cursor, 1).lines, self.lines[cursor])
 
     def test_file_cut_anywhere_is_an_error(self) -> None:
