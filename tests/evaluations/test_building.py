@@ -8,7 +8,7 @@ from unittest.mock import Mock
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, EvaluationSettings
+from tawebeval.config import Configuration, EvaluationSettings, SandboxSettings
 from tawebeval.core.evaluations import Checkout, Commit, TakeTree
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.building import plan_build
@@ -22,18 +22,21 @@ KEY = "b" * 40
 class PlanTests(SynchronousTestCase):
     def test_key_tells_all_that_decides_the_result(self) -> None:
         keys = set()
-        for request, settings in (
-            (make_request(build="make"), {}),
-            (make_request(build="make all"), {}),
-            (make_request(build="make", directory="a"), {}),
-            (make_request(build="make"), {"environment": {"A": "b"}}),
+        variables = EvaluationSettings(environment={"A": "b"})
+        for request, configuration in (
+            (make_request(build="make"), Configuration()),
+            (make_request(build="make all"), Configuration()),
+            (make_request(build="make", directory="a"), Configuration()),
+            (make_request(build="make"), Configuration(evaluations=variables)),
+            (make_request(build="make"), Configuration(sandbox=SandboxSettings("none"))),
+            (make_request(build="make"), Configuration(sandbox=SandboxSettings(readable=("/a",)))),
         ):
-            context = Mock(configuration=Configuration(evaluations=EvaluationSettings(**settings)))
+            context = Mock(configuration=configuration)
             evaluation = Mock(context=context, details=Mock(environment=None, request=request))
             for name in ("one", "two"):
                 checkout = Checkout(Commit(OID, TREE), Path(name), lambda: None)
                 keys.add(plan_build(evaluation, checkout).key)
-        self.assertEqual(len(keys), 8)
+        self.assertEqual(len(keys), 12)
 
 
 class FixedCheckoutTests(SynchronousTestCase):

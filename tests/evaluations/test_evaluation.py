@@ -15,11 +15,11 @@ from tawebeval.config import (
     EnvironmentSettings,
     LimitSettings,
     ProblemSettings,
-    SandboxSettings,
     SlurmJobSettings,
 )
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
 from tawebeval.core.form import Repository, SubmissionFile
+from tawebeval.core.segi import MARKER_VARIABLE_NAMES
 from tawebeval.deferreds import FairQueue, OneShotEvent
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.building import plan_build
@@ -31,7 +31,7 @@ from tawebeval.sandbox.base import Environment
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.sandbox import FakeSandboxedRun
-from tests.fakes.world import EPOCH, OID, TREE, SlowThreads
+from tests.fakes.world import OID, TREE, SlowThreads
 
 
 class ChosenEnvironmentTests(EvaluationTestCase):
@@ -124,16 +124,6 @@ class BuildTests(EvaluationTestCase):
         self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
         self.assertEqual(repositories.users, 0)
 
-    def test_key_of_a_build_is_that_of_its_sandbox(self) -> None:
-        self.renew()
-        checkout = Checkout(Commit(OID, TREE), self.tree, lambda: None)
-        context, keys = self.evaluation.context, set()
-        auto = SandboxSettings()
-        for sandbox in (auto, SandboxSettings("none"), SandboxSettings(readable=("/a",))):
-            context.configuration = msgspec.structs.replace(context.configuration, sandbox=sandbox)
-            keys.add(plan_build(self.evaluation, checkout).key)
-        self.assertEqual(len(keys), 3)
-
     def test_build_is_neither_counted_nor_left_behind(self) -> None:
         self.renew()
         for is_stopped in (False, True):
@@ -152,17 +142,13 @@ class BuildTests(EvaluationTestCase):
             self.assertEqual({one: count for one, count in counts.items() if count}, {state: 1})
             left = {path.name for path in self.root.iterdir()}
             self.assertLessEqual(left, {"upload", "some"})
+            is_build = [cell.is_build for cell in self.world.sandbox.cells[:2]]
+            self.assertEqual(is_build, [True] if is_stopped else [True, False])
+            self.world.sandbox.cells.clear()
             self.evaluation.stop(CANCELLED)
             self.world.end()
             self.world.repositories.builds.clear()
             self.renew()
-
-    def test_run_of_a_build_is_one_and_that_of_an_evaluation_is_not(self) -> None:
-        self.begin()
-        self.renew()
-        self.begin()
-        self.world.turn()
-        self.assertEqual([cell.is_build for cell in self.world.sandbox.cells], [False, True])
 
     def test_build_cancelled_before_it_is_started_leaves_no_directory(self) -> None:
         threads = self.world.threads = SlowThreads()
@@ -199,28 +185,14 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None, "hello\n")
         self.assertEqual(self.released, 1)
-        times = {
-            name: moment - EPOCH for name, moment in self.evaluation.details.state_times.items()
-        }
-        expected = {"created": 1, "fetching": 2, "running": 3, "finished": 4, "ended": 4}
-        self.assertEqual(times, expected)
 
     def test_upload_becomes_the_workspace_of_the_run(self) -> None:
         self.begin()
         self.assertEqual(self.world.repositories.users, 1)
         found = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
-        self.assertEqual(
-            found,
-            {
-                "some",
-                "some/submission",
-                "some/submission/source",
-                "some/submission/source/solution.py",
-                "some/tree",
-                "some/tmp",
-                "some/home",
-            },
-        )
+        submitted = Path("some/submission/source/solution.py")
+        expected = {str(path) for path in (submitted, *submitted.parents[:-1])}
+        self.assertEqual(found - {f"some/{name}" for name in ("tree", "tmp", "home")}, expected)
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
@@ -258,15 +230,7 @@ class LifeTests(EvaluationTestCase):
                 "SUBMISSION_FILE_X_1": f"{root}/submission/x_1/a b",
             },
         )
-        self.assertEqual(
-            set(markers),
-            {
-                "EVALUATION_DATA_BEGIN",
-                "EVALUATION_DATA_END",
-                "EVALUATION_FILE_BEGIN",
-                "EVALUATION_FILE_END",
-            },
-        )
+        self.assertEqual(set(markers), set(MARKER_VARIABLE_NAMES))
         self.assertEqual(len(set(markers.values())), 4)
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
@@ -278,23 +242,11 @@ class LifeTests(EvaluationTestCase):
         self.world.turn()
         (event,) = self.lines()
         self.assertEqual(event["payload"]["filename"], "plot.svg")
+        self.assertEqual(self.world.disk.used, len(block) + 8)
         self.world.child.print(block.replace(b"/plot.svg", b"/../../../etc/passwd"))
         self.world.turn()
         self.assertEqual(self.lines()[-1]["payload"]["reason"], "protocol")
         self.world.child.end()
-
-    def test_processes_left_by_the_run_are_gone_before_its_end(self) -> None:
-        self.world.sandbox.orphans.shut = True
-        self.begin()
-        sandboxed = self.world.sandbox.last
-        self.world.child.exit()
-        self.world.turn()
-        self.assertFalse(self.evaluation.details.state.has_ended)
-        self.assertEqual(sandboxed.closed, 0)
-        self.assertTrue((self.root / "some").exists())
-        self.world.sandbox.orphans.open()
-        self.assert_over(EvaluationState.FINISHED, None)
-        self.assertEqual((len(sandboxed.started_as), sandboxed.closed), (1, 1))
 
     def test_sandboxed_run_decides_what_is_started(self) -> None:
         sandboxed = FakeSandboxedRun(
@@ -325,41 +277,6 @@ class LifeTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.evaluation.limits, limits)
 
-    def test_evaluation_that_never_runs_shows_its_limits(self) -> None:
-        (self.root / "upload").rename(self.mktemp())
-        self.evaluation = self.make(limits={"cpu": 5})
-        self.slot.shut = True
-        self.begin()
-        self.evaluation.stop(CANCELLED)
-        self.assertEqual(self.evaluation.limits.cpu, 5)
-
-    def test_events_on_the_disk_are_counted_until_they_are_discarded(self) -> None:
-        self.begin()
-        self.world.child.print(b"hello\n" + (block := self.write_file()))
-        self.world.turn()
-        size = len(b"hello\n") + len(block) + 8
-        self.assertEqual(self.world.disk.used, size)
-        self.assertEqual(build_status(self.evaluation, None)["buffered_bytes"], size)
-        self.evaluation.events.count_unread_bytes(are_gone=True)
-        self.assertEqual(self.world.disk.used, 0)
-
-    def test_each_change_is_saved(self) -> None:
-        saved: list[tuple[str, bool]] = []
-
-        def save(evaluation: Evaluation) -> None:
-            saved.append((evaluation.details.state.value, evaluation.run is not None))
-
-        (self.root / "upload").rename(self.mktemp())
-        first = self.make()
-        self.evaluation = Evaluation(first.details, first.workspace, first.context, save)
-        self.begin()
-        self.assertEqual(saved, [("running", True)])
-        self.evaluation.stop(CANCELLED)
-        self.assertEqual(set(saved[1:]), {("running", True)})
-        self.world.child.end()
-        self.world.turn()
-        self.assertEqual(saved[-1], ("cancelled", False))
-
 
 class ClusterTests(EvaluationTestCase):
     def setUp(self) -> None:
@@ -385,12 +302,6 @@ class ClusterTests(EvaluationTestCase):
         self.assertEqual(self.world.sandbox.begin.cancelled, 1)
         self.assertEqual(self.released, 1)
 
-    def test_failed_job_fails_the_evaluation_with_the_clusters_reason(self) -> None:
-        self.begin()
-        self.world.sandbox.begin.error = EvaluationFailure("node", "the node failed")
-        self.world.sandbox.begin.open()
-        self.assert_over(EvaluationState.FAILED, "node")
-
 
 class FetchTests(EvaluationTestCase):
     def setUp(self) -> None:
@@ -415,19 +326,7 @@ class FetchTests(EvaluationTestCase):
         self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
-        times = {
-            name: moment - EPOCH for name, moment in self.evaluation.details.state_times.items()
-        }
-        self.assertEqual((times["fetching"], times["running"]), (0, 2))
         self.assertEqual(self.released, 1)
-
-    def test_fetched_evaluation_takes_a_free_slot_without_being_queued_again(self) -> None:
-        self.slot.open()
-        self.begin()
-        with capturedLogs() as events:
-            self.world.repositories.gate.open()
-        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
-        self.assertNotIn("queued", " ".join(map(str, map(formatEvent, events))))
 
     def test_fetch_slots_are_few(self) -> None:
         other = self.fetches.acquire_slot("other", "")
@@ -474,17 +373,6 @@ class FetchTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.shown_commit(), OID)
 
-    def test_local_branch_is_resolved_in_the_run_slot(self) -> None:
-        self.world.repositories.remote = False
-        self.ask()
-        self.assertEqual(len(self.world.repositories.question), 0)
-        self.slot.open()
-        self.assertEqual(len(self.world.repositories.question), 1)
-        self.world.repositories.gate.open()
-        self.world.repositories.question.open()
-        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
-        self.assertEqual(self.shown_commit(), OID)
-
     def test_branch_that_cannot_be_resolved_ends_the_evaluation(self) -> None:
         for end, state, reason in (
             (EvaluationFailure("repository", "no"), EvaluationState.FAILED, "repository"),
@@ -501,23 +389,6 @@ class FetchTests(EvaluationTestCase):
             self.assertIn("commit refs/heads/main", str(formatEvent(events[0])))
             self.assertIs(self.shown_commit(), None)
             self.check_nothing_kept()
-
-    def test_failed_fetch_gives_back_all_that_it_has(self) -> None:
-        self.begin()
-        self.world.repositories.fail("repository", "no")
-        self.world.repositories.gate.open()
-        self.assert_over(EvaluationState.FAILED, "repository")
-        self.check_nothing_kept()
-
-    def test_forbidden_fetch_ends_before_anything_is_done(self) -> None:
-        self.world.repositories.fail("repository", "no")
-        self.patch(self.world.repositories, "checkout_needs_network", self.refuse)
-        self.begin()
-        self.assert_over(EvaluationState.FAILED, "repository")
-        self.assertEqual(self.reserved, 0)
-
-    def refuse(self, *wanted: object) -> bool:
-        raise EvaluationFailure("repository", "no")
 
     def test_evaluation_can_be_stopped_around_its_fetch(self) -> None:
         self.fetches.acquire_slot("other", "")
@@ -543,17 +414,20 @@ class FetchTests(EvaluationTestCase):
         self.assertEqual((self.fetches.taken_slot_count, self.fetches.waiter_count), (0, 0))
         self.successResultOf(self.fetches.acquire_slot("next", ""))
 
+    def test_local_branch_is_resolved_in_the_run_slot(self) -> None:
+        self.world.repositories.remote = False
+        self.ask()
+        self.assertEqual(len(self.world.repositories.question), 0)
+        self.slot.open()
+        self.assertEqual(len(self.world.repositories.question), 1)
+        self.world.repositories.gate.open()
+        self.world.repositories.question.open()
+        self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
+        self.assertEqual(self.shown_commit(), OID)
+
 
 class FailureTests(EvaluationTestCase):
     configuration = Configuration(limits=LimitSettings(wall_clock=10, output=1024))
-
-    def test_failed_repository_has_gits_own_words(self) -> None:
-        self.world.repositories.fail("repository", "could not be fetched", stderr="fatal: no")
-        self.begin()
-        error = self.assert_over(EvaluationState.FAILED, "repository")
-        self.assertEqual(error["stderr"], "fatal: no")
-        self.assertEqual((self.world.spawn.children, self.released), ([], 1))
-        self.assertNotIn("running", self.evaluation.details.state_times)
 
     def test_directory_outside_the_commit_is_a_failure(self) -> None:
         for directory in ("missing", "file", "out"):
@@ -566,13 +440,6 @@ class FailureTests(EvaluationTestCase):
             error = self.assert_over(EvaluationState.FAILED, "directory")
             self.assertIn(directory, error["message"])
             self.assertEqual(self.world.spawn.children, [])
-
-    def test_loss_by_a_caller_is_no_fault_of_the_machine(self) -> None:
-        lost = EvaluationFailure("lost", "git was killed", is_daemon_fault=False)
-        self.world.repositories.gate.error = lost
-        self.begin()
-        self.assert_over(EvaluationState.FAILED, "lost")
-        self.assertIsNone(self.evaluation.context.counters.latest_fault)
 
     def test_fault_of_the_machine_is_noted_until_another_end(self) -> None:
         tally = self.evaluation.context.counters
@@ -640,14 +507,6 @@ class StopTests(SlowTestCase):
         self.evaluation.stop(reason)
         self.world.turn()
 
-    def test_fetching_evaluation_gives_up_its_fetch(self) -> None:
-        self.world.repositories.gate.shut = True
-        self.begin()
-        self.stop()
-        self.assertEqual(self.world.repositories.gate.cancelled, 1)
-        self.assert_over(EvaluationState.CANCELLED, "cancelled")
-        self.assertEqual(self.released, 1)
-
     def test_stop_waits_for_a_thread_that_works_for_the_evaluation(self) -> None:
         threads = self.slow_threads()
         self.begin()
@@ -712,6 +571,14 @@ class CleanUpTests(SlowTestCase):
             cleanups.retry_next_calls()
         self.assert_removed()
 
+    def test_evaluation_is_over_without_the_removal_and_that_is_logged(self) -> None:
+        self.begin()
+        self.patch(Workspace, "remove_evaluator_content", lambda *_, keep_submission: 1 // 0)
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.cleanup_event.is_set)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
     def test_group_that_does_not_go_is_removed_later(self) -> None:
         self.begin()
         close, closed, broken = FakeSandboxedRun.close, [], [True]
@@ -733,11 +600,3 @@ class CleanUpTests(SlowTestCase):
         for _ in range(2):
             cleanups.retry_next_calls()
         self.assertEqual(closed, [False, False, True])
-
-    def test_evaluation_is_over_without_the_removal_and_that_is_logged(self) -> None:
-        self.begin()
-        self.patch(Workspace, "remove_evaluator_content", lambda *_, keep_submission: 1 // 0)
-        self.world.child.end()
-        self.world.turn()
-        self.assertTrue(self.evaluation.cleanup_event.is_set)
-        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

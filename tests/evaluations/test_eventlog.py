@@ -66,19 +66,41 @@ from tests.cases.strategies import (
 from tests.fakes.world import SlowThreads
 
 PLENTY = 2**20
+FILE = b"~FB\nX-SEGI-As: path\n\na\n~FE\n"
+"""A block that names a file."""
 
 printed = st.one_of(
     any_bytes,
     stdouts,
     st.integers(1, 60).map(lambda lines: b"".join(b"line %d\n" % n for n in range(lines))),
-    st.sampled_from([b"x" * 300, b"partial", b"\n~FB\nX-SEGI-As: path\n\na\n~FE\n", b"\n" * 50]),
+    st.sampled_from([b"x" * 300, b"partial", b"\n" + FILE, b"\n" * 50]),
 )
 
 MAX_OUTPUT = 2**40
 
 
+def settle(recorded: RecordedStdout) -> None:
+    """Let the parser finish its work, and read the files that stdout names."""
+    while recorded.parser.has_pending_input or recorded.parser.awaited_file is not None:
+        if recorded.parser.awaited_file is None:
+            recorded.parse_pending()
+        else:
+            path = recorded.parser.awaited_file.path
+            content = read_file(path.encode(errors="surrogateescape"))
+            answer_file(recorded, "there is no such file" if content is None else content)
+
+
+def answer_file(recorded: RecordedStdout, answer: bytes | str) -> None:
+    """Answer the file that stdout names."""
+    recorded.store_file(answer)
+    recorded.supply_or_refuse_file(answer)
+
+
 class LogMachine(RuleBasedStateMachine):
-    """An evaluator that prints, a daemon that reads, forgets and is killed, and readers."""
+    """An evaluator that prints, a daemon that reads, forgets and is killed, and readers.
+
+    With `keeps_files` acknowledgements keep the files, for the archive.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,34 +123,43 @@ class LogMachine(RuleBasedStateMachine):
             events = decode(EventBatch(len(self.seen), lines))
             assert join_text(classify(events)) == join_text(classify(parse(self.stdout)))
             self.restart(b"", b"")
-            self.check_end()
+            if self.keeps_files:
+                self.check_end()
         finally:
             self.files.close()
             shutil.rmtree(self.directory)
 
     def check_end(self) -> None:
-        """Do nothing more."""
+        """Read all events again, the acknowledged ones and a final one, too."""
+        final = encode_error_event("exit", "it has ended")
+        count = len(self.seen) + 1
+        rings = read_ended_evaluation(
+            self.directory, MARKERS, final, 9, max_output=MAX_OUTPUT, end_cursor=count
+        )
+        found: list[bytes] = []
+        for ring in rings:
+            assert ring.begin_cursor == len(found)
+            while len(found) < ring.end_cursor:
+                batch = ring.read_events(len(found), PLENTY, str)
+                found += batch.lines.splitlines(keepends=True)
+        assert found[:-1] == self.seen
+        assert found[-1].startswith(final.lines[:-2])
 
-    @initialize(max_bytes=st.integers(0, 8000))
-    def start(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    @initialize(max_bytes=st.integers(0, 8000), keeps_files=st.booleans())
+    def start(self, max_bytes: int, keeps_files: bool) -> None:
+        self.max_bytes, self.keeps_files = max_bytes, keeps_files
         self.open()
 
     def open(self) -> None:
         self.files = EventFiles(self.directory)
-        self.memory = EventMemory(self.max_bytes)
-        self.recorded = RecordedStdout(
-            EventLog(self.memory),
-            self.files,
-            MARKERS,
-            lambda: next(self.seconds) // 3,
-        )
+        log = EventLog(EventMemory(self.max_bytes))
+        self.recorded = RecordedStdout(log, self.files, MARKERS, lambda: next(self.seconds) // 3)
         self.recorded.restore()
         self.discard()
 
     def discard(self) -> None:
         self.recorded.log.acknowledge(self.acknowledged)
-        while self.recorded.has_discarded_files:
+        while self.recorded.has_discarded_files and not self.keeps_files:
             self.recorded.free_discarded_files()
 
     def read(self, cursor: int, max_bytes: int) -> list[bytes]:
@@ -173,17 +204,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """Let the parser finish its work, and read the files that stdout names."""
-        recorded = self.recorded
-        while recorded.parser.has_pending_input or recorded.parser.awaited_file is not None:
-            if recorded.parser.awaited_file is None:
-                recorded.parse_pending()
-            else:
-                content = read_file(
-                    recorded.parser.awaited_file.path.encode(errors="surrogateescape")
-                )
-                answer = "there is no such file" if content is None else content
-                recorded.store_file(answer)
-                recorded.supply_or_refuse_file(answer)
+        settle(self.recorded)
         self.look()
 
     @rule(part=st.floats(0, 1), max_bytes=st.integers(1, 2000))
@@ -216,38 +237,6 @@ class LogMachine(RuleBasedStateMachine):
         self.look()
 
 
-class ArchivedLogMachine(LogMachine):
-    """The same with acknowledgements that keep the files, for the archive."""
-
-    @rule(part=st.floats(0, 1))
-    def acknowledge(self, part: float) -> None:
-        self.recorded.log.acknowledge(int(part * len(self.seen)))
-
-    @rule()
-    def read_again(self) -> None:
-        """Do nothing."""
-
-    def check_end(self) -> None:
-        """Read all events again, the acknowledged ones and a final one, too."""
-        final = encode_error_event("exit", "it has ended")
-        rings = read_ended_evaluation(
-            self.directory,
-            MARKERS,
-            final,
-            9,
-            max_output=MAX_OUTPUT,
-            end_cursor=len(self.seen) + 1,
-        )
-        found: list[bytes] = []
-        for ring in rings:
-            assert ring.begin_cursor == len(found)
-            while len(found) < ring.end_cursor:
-                batch = ring.read_events(len(found), PLENTY, str)
-                found += batch.lines.splitlines(keepends=True)
-        assert found[:-1] == self.seen
-        assert found[-1].startswith(final.lines[:-2])
-
-
 class SmallStepsTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         for name, size in SMALL_STEPS.items():
@@ -262,9 +251,6 @@ class SmallStepsTestCase(SynchronousTestCase):
 class PropertyTests(SmallStepsTestCase):
     def test_readers_get_what_was_printed_once_and_in_order(self) -> None:
         run_state_machine_as_test(LogMachine)
-
-    def test_ended_evaluation_has_all_events(self) -> None:
-        run_state_machine_as_test(ArchivedLogMachine)
 
 
 class ChangedStdoutTests(SynchronousTestCase):
@@ -282,6 +268,13 @@ class ChangedStdoutTests(SynchronousTestCase):
         self.addCleanup(files.close)
         log = EventLog(EventMemory(max_bytes))
         return files, RecordedStdout(log, files, MARKERS, float)
+
+    def print(self, output: bytes, end: int | None = None) -> None:
+        """Append to the file of stdout, and feed it, from its 500th byte to `end`."""
+        with (self.directory / "stdout").open("ab") as file:
+            file.write(output)
+        if end is not None:
+            self.recorded.feed(self.files.read_stdout(500, end))
 
     def restore(self) -> RecordedStdout:
         """Return the log that a new daemon makes of the files."""
@@ -310,13 +303,9 @@ class ChangedStdoutTests(SynchronousTestCase):
             with (self.directory / "stdout").open("r+b") as file:
                 file.seek(place, os.SEEK_END if place else os.SEEK_SET)
                 file.write(b"L")
+            count = self.recorded.log.end_cursor
             rings = read_ended_evaluation(
-                self.directory,
-                MARKERS,
-                EMPTY_BATCH,
-                0,
-                max_output=MAX_OUTPUT,
-                end_cursor=self.recorded.log.end_cursor,
+                self.directory, MARKERS, EMPTY_BATCH, 0, max_output=MAX_OUTPUT, end_cursor=count
             )
             count = 0
             with self.assertRaises(StdoutChanged):
@@ -325,9 +314,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             self.assertEqual(bool(count), bool(place))
 
     def test_stdout_beyond_the_limit_is_in_no_event_that_is_made_again(self) -> None:
-        with (self.directory / "stdout").open("ab") as file:
-            file.write(b"within, beyond\n")
-        self.recorded.feed(self.files.read_stdout(500, 506))
+        self.print(b"within, beyond\n", 506)
         self.recorded.finish()
         printed = b'{"type":"text","payload":"within"}\n'
         segment = self.recorded.log.segments[-1]
@@ -335,29 +322,22 @@ class ChangedStdoutTests(SynchronousTestCase):
         self.assertEqual(ring.read_events(ring.end_cursor - 1, PLENTY).lines, printed)
 
     def test_only_stdout_of_delivered_events_is_parsed_before_a_run_goes_on(self) -> None:
-        with (self.directory / "stdout").open("ab") as file:
-            file.write(b"\n" * 1_000_000)
+        self.print(b"\n" * 1_000_000)
         recorded = self.restore()
         self.assertGreaterEqual(recorded.log.end_cursor, self.recorded.log.end_cursor)
         self.assertLess(recorded.stdout_bytes, 70_000)
 
     def test_file_that_was_not_kept_is_read_by_the_next_daemon(self) -> None:
-        with (self.directory / "stdout").open("ab") as file:
-            file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n")
-        self.recorded.feed(self.files.read_stdout(500, 600))
+        self.print(FILE, 600)
         recorded = self.restore()
         recorded.feed(self.files.read_stdout(recorded.stdout_bytes, 600))
         self.assertIsNotNone(recorded.parser.awaited_file)
-        recorded.store_file(b"content")
-        recorded.supply_or_refuse_file(b"content")
+        answer_file(recorded, b"content")
         self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
 
     def test_delivered_events_are_an_error_if_a_file_that_they_name_is_gone(self) -> None:
-        with (self.directory / "stdout").open("ab") as file:
-            file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\nend\n")
-        self.recorded.feed(self.files.read_stdout(500, 600))
-        self.recorded.store_file(b"content")
-        self.recorded.supply_or_refuse_file(b"content")
+        self.print(FILE + b"end\n", 600)
+        answer_file(self.recorded, b"content")
         self.recorded.finish()
         segments = (self.directory / "segments").read_bytes()
         (self.directory / "segments").write_bytes(segments[:-1])  # torn by a power failure
@@ -366,8 +346,7 @@ class ChangedStdoutTests(SynchronousTestCase):
 
     def test_segment_of_few_events_has_little_of_stdout(self) -> None:
         self.patch(eventlog, "_MAX_STDOUT", 65536)
-        with (self.directory / "stdout").open("ab") as file:
-            file.write(b"~DB\n" + b"[\n" * 500_000 + b"1\n~DE\nend\n")
+        self.print(b"~DB\n" + b"[\n" * 500_000 + b"1\n~DE\nend\n")
         for begin in range(500, 1_000_600, 65536):
             self.recorded.feed(self.files.read_stdout(begin, begin + 65536))
             while self.recorded.parser.has_pending_input:
@@ -381,12 +360,10 @@ class ChangedStdoutTests(SynchronousTestCase):
     def test_files_of_acknowledged_events_are_removed(self) -> None:
         for number in range(40):
             begin = self.files.stdout_size
-            with (self.directory / "stdout").open("ab") as file:
-                file.write(b"~FB\nX-SEGI-As: path\n\na\n~FE\n" if number else b"~FB\n")
+            self.print(FILE if number else b"~FB\n")
             self.recorded.feed(self.files.read_stdout(begin, begin + 100))
             if self.recorded.parser.awaited_file is not None:
-                self.recorded.store_file(b"x" * 30)
-                self.recorded.supply_or_refuse_file(b"x" * 30)
+                answer_file(self.recorded, b"x" * 30)
         for recorded in (self.recorded, self.restore()):
             recorded.log.acknowledge(self.recorded.log.end_cursor - 20)
             recorded.free_discarded_files()
@@ -396,15 +373,13 @@ class ChangedStdoutTests(SynchronousTestCase):
         self.assertLess(len(list((self.directory / "files").iterdir())), 30)
 
     def test_read_with_many_large_events_is_several_segments(self) -> None:
-        self.recorded.feed(b"~FB\nX-SEGI-As: path\n\na\n~FE\n" * 100)
-        while (
-            self.recorded.parser.awaited_file is not None or self.recorded.parser.has_pending_input
-        ):
-            if self.recorded.parser.awaited_file is None:
+        self.recorded.feed(FILE * 100)
+        parser = self.recorded.parser
+        while parser.has_pending_input or parser.awaited_file is not None:
+            if parser.awaited_file is None:
                 self.recorded.parse_pending()
             else:
-                self.recorded.store_file(b"x" * 100_000)
-                self.recorded.supply_or_refuse_file(b"x" * 100_000)
+                answer_file(self.recorded, b"x" * 100_000)
         self.assertLess(self.recorded.log._memory.share.used, 1_000_000)
 
     def test_full_disk_is_an_error(self) -> None:
@@ -413,8 +388,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             self.assertRaises(OSError, self.recorded.feed, b"line\n" * 1000)
 
     def test_acknowledged_stdout_gives_its_blocks_back(self) -> None:
-        with (self.directory / "stdout").open("ab") as file:
-            file.write(b"long line\n" * 400_000)
+        self.print(b"long line\n" * 400_000)
         for begin in range(500, 4_000_000, 65536):
             self.recorded.feed(self.files.read_stdout(begin, begin + 65536))
         before = (self.directory / "stdout").stat().st_blocks
@@ -455,15 +429,7 @@ class Source:
         with (self.directory / "stdout").open("ab") as file:
             file.write(output)
         self.stdout.feed(output)
-        while self.stdout.parser.has_pending_input or self.stdout.parser.awaited_file is not None:
-            if self.stdout.parser.awaited_file is None:
-                self.stdout.parse_pending()
-            else:
-                path = self.stdout.parser.awaited_file.path
-                content = read_file(path.encode(errors="surrogateescape"))
-                answer = "there is no such file" if content is None else content
-                self.stdout.store_file(answer)
-                self.stdout.supply_or_refuse_file(answer)
+        settle(self.stdout)
         self.events.change_condition.notify()
 
     def end(self, last: EventBatch | None = None) -> None:
@@ -653,14 +619,8 @@ class LoadTests(ReadingTestCase):
         timed = self.events.read_now(newest, PLENTY, includes_times=True)
         self.assertIn(b'"time":"1970-01-01T00:00:00.000+00:00"', timed.lines)
 
-    def test_evicted_events_are_loaded_by_a_thread(self) -> None:
-        self.assertRaises(EventsEvicted, self.events.read_now, 0, 1)
-        found = self.read(0)
-        self.assertNoResult(found)
-        self.threads.step()
-        self.assertEqual(self.successResultOf(found).lines, self.log.lines[0])
-
     def test_readers_of_a_segment_share_one_load(self) -> None:
+        self.assertRaises(EventsEvicted, self.events.read_now, 0, 1)
         found = [self.read(0) for _ in range(9)]
         self.assertEqual(len(self.threads.waiting), 1)
         self.threads.step()
@@ -725,25 +685,6 @@ class DamageTests(ReadingTestCase):
 
 
 class FileTests(ReadingTestCase):
-    def test_thread_frees_what_is_acknowledged(self) -> None:
-        calls: list[int] = []
-        self.patch(self.source.files, "punch_stdout", calls.append)
-        self.events.acknowledge(8)
-        self.events.acknowledge(10)
-        self.assertEqual((len(self.threads.waiting), calls), (1, []))
-        self.source.files._punched = 10**6
-        self.threads.step()
-        self.assertEqual(calls, [self.log.discarded_stdout_bytes])
-        self.assertEqual(self.threads.waiting, [])
-
-    def test_archive_keeps_the_files(self) -> None:
-        self.events.keeps_acknowledged_files = True
-        self.events.acknowledge(8)
-        self.assertEqual(self.threads.waiting, [])
-        self.events.keeps_acknowledged_files = False
-        self.events.free_discarded_files()
-        self.assertEqual(len(self.threads.waiting), 1)
-
     def test_disk_error_is_logged_once(self) -> None:
         def fail(before: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -791,4 +732,15 @@ class FileTests(ReadingTestCase):
         discarded = Deferred.fromCoroutine(self.events.discard())
         self.successResultOf(discarded)
         stored.callback(None)
+        self.assertEqual(self.threads.waiting, [])
+
+    def test_thread_frees_what_is_acknowledged(self) -> None:
+        calls: list[int] = []
+        self.patch(self.source.files, "punch_stdout", calls.append)
+        self.events.acknowledge(8)
+        self.events.acknowledge(10)
+        self.assertEqual((len(self.threads.waiting), calls), (1, []))
+        self.source.files._punched = 10**6
+        self.threads.step()
+        self.assertEqual(calls, [self.log.discarded_stdout_bytes])
         self.assertEqual(self.threads.waiting, [])

@@ -27,9 +27,8 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import build_list_entry, build_status
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
-from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.webhooks.records import CallbackRecord
-from tests.cases.evaluations import CANCELLED, EvaluationTestCase
+from tests.cases.evaluations import EvaluationTestCase
 from tests.fakes.world import EPOCH, OID, TREE
 
 
@@ -96,33 +95,14 @@ class StoryTests(EvaluationTestCase):
         self.assertTrue(self.story()[-1].endswith(words), self.story()[-1])
 
     def test_line_of_the_end_omits_usage_that_was_not_measured(self) -> None:
-        for number, (usage, told) in enumerate(
-            (
-                (ResourceUsage(None, None), "; 0 events"),
-                (ResourceUsage(1.5, None), "; 0 events, 1.500 s of processor time"),
-                (ResourceUsage(None, 7 * 2**20), "; 0 events, 7 MiB of memory"),
-            )
-        ):
-            self.root = self.root.with_name(f"evaluation{number}")
-            self.evaluation = self.make()
-            self.begin()
-            self.world.sandbox.last.run_limits.used = usage
-            self.world.child.exit()
-            self.world.child.resource_usage = None
-            self.world.child.close()
-            self.world.turn()
-            self.assertEqual(
-                self.story()[-1],
-                f"finished after 0.000 s{told}; the evaluator printed nothing",
-            )
-            fields = {
-                "cpu_seconds": usage.cpu_seconds,
-                "peak_memory_bytes": usage.peak_memory_bytes,
-            }
-            for field, value in fields.items():
-                self.assertEqual(self.events[-1].get(field), value)
-                self.assertEqual(field in self.events[-1], value is not None)
-            self.events.clear()
+        self.begin()
+        self.world.child.exit()
+        self.world.child.resource_usage = None
+        self.world.child.close()
+        self.world.turn()
+        expected = "finished after 0.000 s; 0 events; the evaluator printed nothing"
+        self.assertEqual(self.story()[-1], expected)
+        self.assertFalse({"cpu_seconds", "peak_memory_bytes"} & set(self.events[-1]))
 
     def test_times_and_durations_do_not_follow_the_clock(self) -> None:
         times = iter((50.0, 1e9, 60.0))
@@ -376,24 +356,3 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["usage"]["cpu_seconds"], used)
         self.assertEqual(document["running"], "2023-11-14T22:13:20.000+00:00")
         self.assertEqual(document["ended"], "2023-11-14T22:13:21.500+00:00")
-
-    def test_evaluation_that_never_ran_has_neither_exit_nor_usage(self) -> None:
-        self.slot.shut = True
-        self.begin()
-        self.evaluation.stop(CANCELLED)
-        document = self.status()
-        self.assertEqual((document["state"], document["exit"]), ("cancelled", None))
-        self.assertEqual(document["error"]["reason"], "cancelled")
-        self.assertEqual(document["usage"], None)
-
-    def test_status_tells_no_exit_while_orphans_are_ended(self) -> None:
-        self.world.sandbox.orphans.shut = True
-        self.begin()
-        self.world.child.exit()
-        self.assertEqual((self.status()["exit"], self.status()["state"]), (None, "running"))
-
-    def test_repository_is_told_by_its_url_which_cannot_carry_credentials(self) -> None:
-        (self.root / "upload").rename(self.mktemp())
-        self.evaluation = self.make(repository=Repository("ssh://git@example.org/x"))
-        self.begin()
-        self.assertEqual(self.status()["repository"], "ssh://git@example.org/x")

@@ -30,17 +30,14 @@ from tawebeval.core import events as core_events
 from tawebeval.core.evaluations import Checkout, IdentifierIssuer
 from tawebeval.core.events import (
     ALL_RECEIVED_CURSOR,
-    EVENT_STREAM,
     JSON_LINES,
-    WEBSOCKET_MESSAGES,
     EventPage,
-    StreamFraming,
+    make_empty_last_page,
 )
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm
 from tawebeval.web.streams import StreamFlowControl, StreamTurns, write_events
-from tests.cases.event_source import EventSource
 from tests.cases.settings import with_constants
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
@@ -49,13 +46,6 @@ from tests.fakes.world import IdleThreads, World, answer, make_request, straw
 RUNNING, QUEUED, KEPT, RETAIN = 2, 2, 4, 100
 DISK, MEMORY, PAGE = 700, 1800, 512
 NEXT_PAGE = 30  # seconds for which the reader of a page is expected to ask for the next one
-
-
-def line(event: str) -> bytes:
-    """Return an event of the model as it is stored."""
-    if event.startswith("!"):
-        return b""  # an error, with a message for people
-    return json.dumps({"type": "text", "payload": event}, separators=(",", ":")).encode() + b"\n"
 
 
 def payload(event: dict[str, object]) -> str:
@@ -78,7 +68,6 @@ class Model:
     paged: float = float("-inf")  # time until which a request for the next page is expected
     printed: int = 0
     terminated: bool = False  # the last line's terminator is held back
-    blocked: bool = False  # a data block has begun
     running: bool = False
     closed: bool = False
     forgotten: bool = False
@@ -92,9 +81,8 @@ class Model:
         return len(self.events)
 
     def print(self, count: int) -> bytes:
-        """Print some lines, after the end of a block; the last terminator is held back."""
-        text = self.marker("END") if self.blocked else b""
-        self.blocked = False
+        """Print some lines; the last terminator is held back."""
+        text = b""
         for _ in range(count):
             self.events += ["\n"] * self.terminated + [f"line {self.printed}"]
             text += b"line %d\n" % self.printed
@@ -102,21 +90,8 @@ class Model:
             self.printed += 1
         return text
 
-    def block(self) -> bytes:
-        """Begin a data block, which makes no event, and takes a terminator with it."""
-        assert not self.blocked
-        self.blocked, self.terminated = True, False
-        return self.marker("BEGIN")
-
-    def marker(self, which: str) -> bytes:
-        assert self.real.events.stdout is not None
-        environment = self.real.events.stdout.markers.build_environment()
-        return environment[f"EVALUATION_DATA_{which}"].encode() + b"\n"
-
     def close(self, reason: str | None) -> None:
-        """End the evaluation, also inside a block, which is then an error."""
-        self.events += ["\n"] * self.terminated + ["!protocol"] * self.blocked
-        self.events += [f"!{reason}"] * bool(reason)
+        self.events += ["\n"] * self.terminated + [f"!{reason}"] * bool(reason)
         self.closed, self.running = True, False
 
 
@@ -139,7 +114,6 @@ class Stream:
 
     identifier: str
     first: int
-    framing: StreamFraming
     subscription: Subscription
     flow: StreamFlowControl
     received: bytearray = attrs.field(factory=bytearray)
@@ -149,7 +123,7 @@ class Stream:
 
     def begin(self) -> None:
         self.over = Deferred.fromCoroutine(
-            write_events(self.subscription, self.flow, self.framing, self.write, lambda: None)
+            write_events(self.subscription, self.flow, JSON_LINES, self.write, lambda: None)
         )
         self.over.addErrback(self.on_error)
 
@@ -170,26 +144,7 @@ class Stream:
 
     @property
     def events(self) -> list[str]:
-        data = bytes(self.received)
-        if self.framing is JSON_LINES:
-            lines = data.splitlines()
-        elif self.framing is EVENT_STREAM:
-            source = EventSource()
-            source.feed(data)
-            found = [event for event in source.events if event.type == "message"]
-            for number, event in enumerate(found, self.first + 1):
-                assert event.last_event_id == str(number)
-            lines = [event.data.encode() for event in found]
-        else:
-            lines = []
-            while data:
-                at, length = 2, data[1]
-                if length == 126:
-                    at, length = 4, int.from_bytes(data[2:4], "big")
-                assert data[0] == 0x81
-                lines.append(data[at : at + length])
-                data = data[at + length :]
-        return [payload(json.loads(line)) for line in lines]
+        return [payload(json.loads(line)) for line in self.received.splitlines()]
 
 
 class Comparison(RuleBasedStateMachine):
@@ -198,10 +153,7 @@ class Comparison(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         configuration = Configuration(
-            evaluations=EvaluationSettings(
-                retain=RETAIN,
-                kept=KEPT,
-            ),
+            evaluations=EvaluationSettings(retain=RETAIN, kept=KEPT),
             limits=LimitSettings(wall_clock=10**6),
             buffers=with_constants(EventBufferSettings, max_page_bytes=PAGE)(
                 total=MEMORY, disk=DISK
@@ -371,12 +323,7 @@ class Comparison(RuleBasedStateMachine):
         answer: EventPage | errors.RequestError = asked.result
         if model.forgotten:
             if after == ALL_RECEIVED_CURSOR:
-                assert isinstance(answer, EventPage)
-                assert (answer.begin_cursor, answer.end_cursor, answer.events.count) == (
-                    after,
-                    None,
-                    0,
-                )
+                assert answer == make_empty_last_page()
             else:
                 assert type(answer) is errors.EvaluationExpired
             return answer
@@ -384,8 +331,7 @@ class Comparison(RuleBasedStateMachine):
         number = model.newest + 1 if after == ALL_RECEIVED_CURSOR else int(after or 0)
         if after == ALL_RECEIVED_CURSOR and model.closed:
             self.forget(identifier)
-            assert isinstance(answer, EventPage)
-            assert (answer.begin_cursor, answer.end_cursor, answer.events.count) == (after, None, 0)
+            assert answer == make_empty_last_page()
         elif number > model.newest:
             assert type(answer) is errors.InvalidCursor
         elif number < oldest:
@@ -417,11 +363,8 @@ class Comparison(RuleBasedStateMachine):
         assert len(page.events.lines) <= PAGE or len(events) == 1
 
 
-FRAMINGS = (JSON_LINES, EVENT_STREAM, WEBSOCKET_MESSAGES)
-
-
-class Reading(Comparison):
-    """How evaluations are read while they run."""
+class Machine(Comparison):
+    """All that may happen to a registry, and to its model."""
 
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20), count=st.integers(1, 12))
@@ -473,13 +416,8 @@ class Reading(Comparison):
         self.settle()
 
     @precondition(lambda self: self.models)
-    @rule(
-        number=st.integers(0, 20),
-        back=st.integers(0, 30),
-        framing=st.sampled_from(FRAMINGS),
-        slow=st.booleans(),
-    )
-    def stream(self, number: int, back: int, framing: StreamFraming, slow: bool) -> None:
+    @rule(number=st.integers(0, 20), back=st.integers(0, 30), slow=st.booleans())
+    def stream(self, number: int, back: int, slow: bool) -> None:
         """Let somebody follow an evaluation by a stream, from some events back on."""
         identifier, model = self.pick(number)
         first = max(model.newest - back, 0)
@@ -497,14 +435,8 @@ class Reading(Comparison):
         assert not model.forgotten
         assert first >= oldest
         model.asked = self.now
-        one = Stream(
-            identifier,
-            first,
-            framing,
-            subscription,
-            StreamFlowControl(StreamTurns(self.world.clock)),
-            slow=slow,
-        )
+        flow = StreamFlowControl(StreamTurns(self.world.clock))
+        one = Stream(identifier, first, subscription, flow, slow=slow)
         self.streams.append(one)
         one.begin()
         self.settle()
@@ -534,12 +466,8 @@ class Reading(Comparison):
         self.settle()
         self.registry.expire_evaluations()
         for identifier, model in self.models.items():
-            patience = RETAIN
-            if (
-                not model.forgotten
-                and model.asked <= self.now - patience
-                and not self.is_awaited(identifier)
-            ):
+            is_idle = model.asked <= self.now - RETAIN and not self.is_awaited(identifier)
+            if is_idle and not model.forgotten:
                 self.forget(identifier)
         for identifier, model in self.models.items():
             if model.forgotten and not model.closed:
@@ -611,26 +539,6 @@ class Reading(Comparison):
         assert not self.world.store.rows
         assert not self.world.clock.getDelayedCalls(), self.world.clock.getDelayedCalls()
 
-
-class OneAtATime(Reading):
-    """One evaluation, and the next when it is forgotten, so that its readers often meet."""
-
-    @precondition(lambda self: all(model.forgotten for model in self.models.values()))
-    @rule()
-    def begin(self) -> None:
-        if self.make_room():
-            self.add_model(
-                self.registry.accept_form(ReceivedForm(make_request(), Path("/uploads/some")))
-            )
-            self.settle()
-
-    def pick(self, number: int) -> tuple[str, Model]:
-        return super().pick(-1)
-
-
-class Machine(Reading):
-    """What else may happen to a registry, and to its model."""
-
     @rule(key=st.sampled_from([None, "a", "b"]), digest=st.sampled_from([b"1", b"1", b"2"]))
     def accept(self, key: str | None, digest: bytes) -> None:
         upload = ReceivedForm(make_request(), Path("/uploads/some"), key, digest)
@@ -662,14 +570,6 @@ class Machine(Reading):
     @rule()
     def kill(self) -> None:
         self.restart()
-        self.settle()
-
-    @precondition(lambda self: self.models)
-    @rule(number=st.integers(0, 20))
-    def begin_block(self, number: int) -> None:
-        identifier, model = self.pick(number)
-        if model.running and not model.blocked:
-            self.child(identifier).print(model.block())
         self.settle()
 
     @precondition(lambda self: self.models)
@@ -717,17 +617,6 @@ class Machine(Reading):
             if not model.closed:
                 model.asked = self.now
 
-    @rule(
-        text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", ALL_RECEIVED_CURSOR])
-    )
-    def stray(self, text: str, after: str | None) -> None:
-        if text not in self.models:
-            try:
-                self.registry.events.read_page_now(text, after)
-            except errors.EvaluationNotFound:
-                return
-            raise AssertionError(text)
-
 
 class RegistryModelTests(SynchronousTestCase):
     def setUp(self) -> None:
@@ -735,6 +624,3 @@ class RegistryModelTests(SynchronousTestCase):
 
     def test_no_event_is_lost_repeated_or_moved_and_every_refusal_is_documented(self) -> None:
         run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))
-
-    def test_page_readers_miss_nothing_beside_streams(self) -> None:
-        run_state_machine_as_test(OneAtATime, settings=settings(stateful_step_count=40))

@@ -21,7 +21,6 @@ from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import (
     DiscardedCursor,
     EvaluationExpired,
-    IdempotencyKeyReused,
     InvalidCursor,
     ServerBusy,
     ServerStopping,
@@ -94,6 +93,14 @@ class RestoringTestCase(RegistryTestCase):
     def states(self, *identifiers: str) -> list[str]:
         return [self.registry.get_status(identifier)["state"] for identifier in identifiers]
 
+    def archived_events(self, identifier: str) -> list[str]:
+        self.patch(eventlog, "EventFiles", self.world.open_files)
+        found = []
+        for ring in read_all_events(self.registry.records[identifier]):
+            lines = ring.read_events(ring.begin_cursor, 10**6).lines.splitlines()
+            found += [json.loads(line)["payload"] for line in lines]
+        return [each if isinstance(each, str) else each["reason"] for each in found]
+
     def row(self, identifier: str) -> EvaluationDetails:
         return next(row for row in self.world.store.load_live() if row.identifier == identifier)
 
@@ -124,17 +131,6 @@ class WaitingTests(RestoringTestCase):
         self.assertEqual(self.states(first, second), ["queued", "running"])
         self.assertEqual([entry["evaluation_id"] for entry in self.list_all()], [first, second])
 
-    def test_commit_that_was_being_fetched_is_fetched_again(self) -> None:
-        self.world.repositories.remote = self.world.repositories.gate.shut = True
-        identifier = self.accept()
-        self.assertEqual(self.states(identifier), ["fetching"])
-        self.world.repositories.asked.clear()
-        self.restart()
-        self.assertEqual(self.states(identifier), ["fetching"])
-        self.assertEqual(len(self.world.repositories.asked), 1)
-        self.world.repositories.gate.open()
-        self.assertEqual(self.states(identifier), ["running"])
-
     def test_evaluation_that_was_stopped_as_it_started_does_not_start(self) -> None:
         identifier = self.accept()
         self.restart(lambda row: attrs.evolve(row, run=None, failure=CANCELLED))
@@ -155,39 +151,6 @@ class WaitingTests(RestoringTestCase):
             self.restart()
             self.assertEqual(self.states(identifier), ["queued" if size == 7 else "failed"])
         self.assertEqual(self.consume(identifier), ["lost"])
-
-    def test_failed_fetch_that_may_have_been_told_is_not_tried_again(self) -> None:
-        stored: Deferred[None] = Deferred()
-        self.patch(FakeStore, "flush", lambda store: stored)
-        self.world.repositories.fail("repository", "no")
-        failed = self.accept()
-        self.assertEqual(self.page(failed)["data"], [])
-        stopped = Deferred.fromCoroutine(self.registry.cancel_evaluation(failed))
-        self.patch(FakeStore, "flush", lambda store: succeed(None))
-        self.restart()
-        self.assertEqual(self.consume(failed), ["repository"])
-        stored.callback(None)
-        self.successResultOf(stopped)
-
-    def test_cursor_of_the_list_outlives_the_daemon(self) -> None:
-        identifiers = [self.accept() for _ in range(3)]
-
-        def list_after(cursor: str | None) -> tuple[list[str], str | None]:
-            listing = self.registry.lister.list_evaluations(cursor, max_count=2)
-            page = self.successResultOf(Deferred.fromCoroutine(listing))
-            found = [json.loads(one.encoded_json)["evaluation_id"] for one in page.entries]
-            return found, page.end_cursor
-
-        found, cursor = list_after(None)
-        self.assertEqual(found, identifiers[:2])
-        self.restart()
-        self.assertEqual(list_after(cursor), (identifiers[2:], None))
-
-    def test_idempotency_key_outlives_the_daemon(self) -> None:
-        identifier = self.accept(key="k", digest=b"1")
-        self.restart()
-        self.assertEqual(self.accept(key="k", digest=b"1"), identifier)
-        self.assertRaises(IdempotencyKeyReused, self.accept, key="k", digest=b"2")
 
     def test_row_that_cannot_be_restored_leaves_the_others(self) -> None:
         broken, other = self.accept(), self.accept()
@@ -320,14 +283,6 @@ class RunningTests(RestoringTestCase):
         self.world.turn()
         self.assertEqual(self.consume(identifier), ["one", "\n", "two", "\n", "shutdown"])
 
-    def test_evaluator_that_was_lost_ends_after_what_it_has_printed(self) -> None:
-        identifier, _ = self.start(b"one\n")
-        self.restart()
-        self.world.child.lost_reason = "the machine was restarted"
-        self.world.child.end(signal=SIGKILL)
-        self.world.turn()
-        self.assertEqual(self.consume(identifier), ["one", "\n", "lost"])
-
     def test_acknowledged_events_are_gone_once_their_files_are(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         self.page(identifier, "2")
@@ -366,6 +321,11 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.registry.get_status(identifier)["error"]["reason"], "lost")
         self.assertEqual(self.world.sandbox.last.closed, 1)
         self.assertEqual(self.world.repositories.users, 0)
+        before = self.registry.get_status(identifier)["error"], self.page(identifier)
+        self.restart()
+        after = self.registry.get_status(identifier)["error"], self.page(identifier)
+        self.assertEqual(after, before)
+        self.assertEqual(self.archived_events(identifier), ["lost"])
 
     def test_end_is_told_once_its_row_is_committed(self) -> None:
         for failed in (False, True):
@@ -446,13 +406,6 @@ class RunningTests(RestoringTestCase):
         assert subscription is not None
         self.assertTrue(subscription.has_ended)
 
-    def test_run_that_cannot_be_found_ends_as_lost(self) -> None:
-        identifier, _ = self.start(b"one\n")
-        self.world.sandbox.unable = OSError(5, "Input/output error")
-        self.restart()
-        self.assertEqual(self.consume(identifier), ["one", "\n", "lost"])
-        self.assertEqual(self.world.sandbox.last.closed, 1)
-
     def test_text_after_a_file_that_nobody_has_read_is_not_lost(self) -> None:
         identifier, child = self.start(b"one\n")
         names = "EVALUATION_FILE_BEGIN", "EVALUATION_FILE_END"
@@ -465,6 +418,7 @@ class RunningTests(RestoringTestCase):
         events = self.consume(identifier)
         self.assertEqual(events[:5], ["one", "protocol", "two", "\n", "x"])
         self.assertEqual((len(events), events[-1]), (200_005, "lost"))
+        self.assertEqual(self.world.sandbox.last.closed, 1)
 
     def test_output_beyond_the_limit_is_not_parsed_after_a_restart(self) -> None:
         self.world.configuration = msgspec.structs.replace(
@@ -518,40 +472,21 @@ class RunningTests(RestoringTestCase):
 
 class EndedTests(RestoringTestCase):
     def test_unread_evaluation_is_unchanged_after_a_restart(self) -> None:
-        for status in (0, 3):
-            identifier, child = self.start(b"one\ntwo")
-            child.complain(b"careful")
-            self.finish(child, status)
+        for status in (0, 3, None):
+            if status is None:
+                self.world.repositories.fail("repository", "no")
+                identifier = self.accept()
+            else:
+                identifier, child = self.start(b"one\ntwo")
+                child.complain(b"careful")
+                self.finish(child, status)
             before = self.page(identifier), self.registry.get_status(identifier), self.list_all()
             self.restart()
             after = self.page(identifier), self.registry.get_status(identifier), self.list_all()
             self.assertEqual(after, before)
-            self.assertEqual(self.consume(identifier)[:3], ["one", "\n", "two"])
+            events = self.consume(identifier)[:3]
+            self.assertEqual(events, ["repository"] if status is None else ["one", "\n", "two"])
             self.assertEqual(self.world.store.rows, {})
-
-    def test_error_has_the_same_time_after_a_restart(self) -> None:
-        identifier, child = self.start(b"one\n")
-        evaluation = self.registry.records[identifier]
-        ticks = count(5)
-        self.patch(evaluation.context, "read_boot_clock", lambda: next(ticks) / 8)
-        self.finish(child, 3)
-        before = self.last_event(identifier)
-        self.restart()
-        self.assertEqual(self.last_event(identifier), before)
-
-    def last_event(self, identifier: str) -> bytes:
-        cursor = str(self.registry.records[identifier].events.log.end_cursor - 1)
-        return self.registry.events.read_page_now(
-            identifier, cursor, includes_times=True
-        ).events.lines
-
-    def test_evaluation_that_never_started_is_unchanged_after_a_restart(self) -> None:
-        self.world.repositories.fail("repository", "no")
-        identifier = self.accept()
-        before = self.page(identifier), self.registry.get_status(identifier)
-        self.restart()
-        self.assertEqual((self.page(identifier), self.registry.get_status(identifier)), before)
-        self.assertEqual(self.consume(identifier), ["repository"])
 
     def test_request_after_the_end_is_refused_until_the_next_process(self) -> None:
         identifier, child = self.start(b"one\n")
@@ -585,19 +520,6 @@ class EndedTests(RestoringTestCase):
         self.assertTrue(self.row(identifier).is_cleaned_up)
         self.assertEqual(len(self.callbacks.sent), 1)
 
-    def test_continued_clean_up_removes_the_upload_too(self) -> None:
-        self.world.threads = threads = UntidyThreads()
-        self.registry = self.make()
-        threads.tidied.shut = True
-        self.world.repositories.fail("repository", "no")
-        identifier = self.accept()
-        self.restart()
-        upload = self.registry.records[identifier].details.upload_directory
-        self.assertEqual(upload, Path("/uploads/some"))
-        threads.tidied.open()
-        self.world.turn()
-        self.assertTrue(self.row(identifier).is_cleaned_up)
-
     def test_damaged_events_end_in_one_error(self) -> None:
         identifier, child = self.start(b"one\ntwo\n")
         self.finish(child, 3)
@@ -624,24 +546,6 @@ class EndedTests(RestoringTestCase):
             self.assertEqual(files.marks, marks)
         self.assertEqual(self.archived_events(identifier), before["data"])
 
-    def test_lost_run_is_unchanged_after_a_restart(self) -> None:
-        identifier, _ = self.start(b"one\ntwo\n")
-        del self.files(identifier).stdout[2:]
-        self.restart()
-        before = self.registry.get_status(identifier)["error"], self.page(identifier)
-        self.restart()
-        after = self.registry.get_status(identifier)["error"], self.page(identifier)
-        self.assertEqual(after, before)
-        self.assertEqual(self.archived_events(identifier), ["lost"])
-
-    def archived_events(self, identifier: str) -> list[str]:
-        self.patch(eventlog, "EventFiles", self.world.open_files)
-        found = []
-        for ring in read_all_events(self.registry.records[identifier]):
-            lines = ring.read_events(ring.begin_cursor, 10**6).lines.splitlines()
-            found += [json.loads(line)["payload"] for line in lines]
-        return [each if isinstance(each, str) else each["reason"] for each in found]
-
     def test_archived_evaluation_that_was_not_read_keeps_its_key_and_is_archived_once(self) -> None:
         self.world.archive = archive = FakeArchive()
         self.registry = self.make()
@@ -656,16 +560,6 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.world.store.load_live(), [])
         self.assertEqual(len(self.world.store.rows), 1)
 
-    def test_ended_evaluation_expires_after_the_restart(self) -> None:
-        identifier, child = self.start(b"one\n")
-        self.finish(child)
-        self.world.clock.advance(3)
-        self.restart()
-        self.expire(4)
-        self.assertIn(identifier, self.registry.records)
-        self.expire(1)
-        self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))
-
     def test_files_are_removed_only_once_the_row_says_so(self) -> None:
         identifier, child = self.start(b"one\n")
         self.finish(child)
@@ -677,12 +571,44 @@ class EndedTests(RestoringTestCase):
         self.world.turn()
         self.assertEqual(self.world.store.rows, {})
 
-    def test_evaluation_that_was_forgotten_before_the_kill_is_removed(self) -> None:
+    def test_error_has_the_same_time_after_a_restart(self) -> None:
+        identifier, child = self.start(b"one\n")
+        evaluation = self.registry.records[identifier]
+        ticks = count(5)
+        self.patch(evaluation.context, "read_boot_clock", lambda: next(ticks) / 8)
+        self.finish(child, 3)
+        before = self.last_event(identifier)
+        self.restart()
+        self.assertEqual(self.last_event(identifier), before)
+
+    def last_event(self, identifier: str) -> bytes:
+        cursor = str(self.registry.records[identifier].events.log.end_cursor - 1)
+        return self.registry.events.read_page_now(
+            identifier, cursor, includes_times=True
+        ).events.lines
+
+    def test_continued_clean_up_removes_the_upload_too(self) -> None:
+        self.world.threads = threads = UntidyThreads()
+        self.registry = self.make()
+        threads.tidied.shut = True
+        self.world.repositories.fail("repository", "no")
+        identifier = self.accept()
+        self.restart()
+        upload = self.registry.records[identifier].details.upload_directory
+        self.assertEqual(upload, Path("/uploads/some"))
+        threads.tidied.open()
+        self.world.turn()
+        self.assertTrue(self.row(identifier).is_cleaned_up)
+
+    def test_ended_evaluation_expires_after_the_restart(self) -> None:
         identifier, child = self.start(b"one\n")
         self.finish(child)
-        self.restart(lambda row: attrs.evolve(row, is_forgotten=True))
-        self.assert_refused(EvaluationExpired, identifier)
-        self.assertEqual(self.world.store.rows, {})
+        self.world.clock.advance(3)
+        self.restart()
+        self.expire(4)
+        self.assertIn(identifier, self.registry.records)
+        self.expire(1)
+        self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))
 
 
 class CallbackTests(RestoringTestCase):
@@ -753,20 +679,6 @@ class CallbackTests(RestoringTestCase):
         ends[0]()
         self.restart()
         self.assertEqual((self.callbacks.sent, self.world.store.rows), ([], {}))
-
-    def test_end_of_a_callback_does_not_bring_back_a_row(self) -> None:
-        ends: list[Callable[[], object]] = []
-        self.patch(self.callbacks, "start_delivery", lambda *given: ends.append(given[2]))
-        identifier = self.accept(callback_url=URL)
-        self.finish(self.world.child)
-        callback = self.registry.records[identifier].details.callback
-        assert callback is not None
-        self.consume(identifier)
-        self.assertEqual(list(self.world.store.rows), [identifier])
-        callback.state = CallbackState.DELIVERED
-        (end,) = ends
-        end()
-        self.assertEqual(self.world.store.rows, {})
 
 
 class InheritedResourcesTests(RestoringTestCase):

@@ -12,28 +12,16 @@ from unittest import mock
 from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
-from tawebeval.core.events import EventPage
 from tawebeval.core.form import MAX_SEED
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
 from tawebeval.evaluations.service import ReceivedForm
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 from tests.cases.settings import with_constants
-from tests.fakes.children import FakeChild
 from tests.fakes.files import MemoryEventFiles
 from tests.fakes.world import IdleThreads, UntidyThreads, make_request
 
 
 class AcceptTests(RegistryTestCase):
-    def test_evaluations_beyond_the_slots_wait_in_order(self) -> None:
-        identifiers = [self.accept() for _ in range(4)]
-        seen = [self.registry.get_status(identifier) for identifier in identifiers]
-        self.assertEqual([s["state"] for s in seen], ["running", "running", "queued", "queued"])
-        self.assertEqual([s["queue_place"] for s in seen], [None, None, 0, 1])
-        self.finish(self.world.spawn.children[1])
-        seen = [self.registry.get_status(identifier) for identifier in identifiers]
-        self.assertEqual([s["state"] for s in seen], ["running", "finished", "running", "queued"])
-        self.assertEqual([s["queue_place"] for s in seen], [None, None, None, 0])
-
     def test_seed_is_the_clients_or_one_is_drawn_and_told(self) -> None:
         given = self.registry.get_status(self.accept(seed=0))["seed"]
         self.assertEqual(given, 0)
@@ -87,13 +75,6 @@ class CancelTests(RegistryTestCase):
         self.assertEqual(self.registry.get_status(identifier)["state"], "cancelled")
         self.assertEqual(self.consume(identifier), ["a", "\n", "cancelled"])
 
-    def test_queued_evaluation_is_cancelled_at_once(self) -> None:
-        identifiers = [self.accept() for _ in range(4)]
-        self.successResultOf(self.cancel(identifiers[2]))
-        self.assertEqual(self.registry.get_status(identifiers[3])["queue_place"], 0)
-        self.accept()
-        self.assertEqual(self.consume(identifiers[2]), ["cancelled"])
-
     def test_cancel_goes_on_without_its_client(self) -> None:
         identifier, child = self.start()
         asked = self.cancel(identifier)
@@ -103,30 +84,11 @@ class CancelTests(RegistryTestCase):
         self.assertEqual(self.consume(identifier), ["cancelled"])
 
 
-class PageTests(RegistryTestCase):
-    def test_request_after_the_end_cursor_frees_all(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
-        self.page(identifier, END)
-        self.assert_refused(EvaluationExpired, identifier)
-        self.assertRaises(EvaluationExpired, self.registry.get_status, identifier)
-        self.assertEqual(self.page(identifier, END)["end"], None)
-
-
 class WaitTests(RegistryTestCase):
-    def waiting(self, after: str | None = None) -> tuple[str, FakeChild, Deferred[EventPage]]:
-        """Begin an evaluation, and wait 20 s for its first event."""
-        identifier, child = self.start()
-        asked = self.ask(identifier, after, 20)
-        self.assertNoResult(asked)
-        return identifier, child, asked
-
-    def assert_nothing_left(self) -> None:
-        """Hold that no call is scheduled but the run's own, and that of the watch over it."""
-        self.assertEqual(len(self.world.clock.getDelayedCalls()), 2)
-
     def test_reader_whose_cursor_is_discarded_meanwhile_is_refused(self) -> None:
-        identifier, child, asked = self.waiting("0")
+        identifier, child = self.start()
+        asked = self.ask(identifier, "0", 20)
+        self.assertNoResult(asked)
         child.print(b"")
         second = self.ask(identifier, "0", 20).addCallback(
             lambda page: self.registry.events.read_page_now(identifier, page.end_cursor)
@@ -138,8 +100,8 @@ class WaitTests(RegistryTestCase):
         self.failureResultOf(third, DiscardedCursor)
 
     def test_reader_of_an_evaluation_that_is_forgotten_meanwhile_is_refused(self) -> None:
-        identifier, child, first = self.waiting("0")
-        second = self.ask(identifier, "0", 20)
+        identifier, child = self.start()
+        first, second = (self.ask(identifier, "0", 20) for _ in range(2))
         first.addCallback(
             lambda page: self.registry.events.read_page_now(identifier, page.end_cursor)
         )
@@ -272,25 +234,13 @@ class DiskTests(RegistryTestCase):
         limits=LimitSettings(wall_clock=10**6),
     )
 
-    def refuse(self) -> None:
-        """Hold that no other is accepted, and that it is told when to come again."""
-        error = self.assertRaises(ServerBusy, self.accept)
-        self.assertGreater(error.retry_after, 0)
-
     def test_evaluations_that_run_go_on_when_the_disk_is_used_up(self) -> None:
         identifier, child = self.start(b"x" * 20_000 + b"\n")
-        self.refuse()
+        self.assertRaises(ServerBusy, self.accept)
         child.print(b"y" * 20_000 + b"\n")
         self.finish(child)
         self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
         self.assertEqual(self.registry.get_status(identifier)["buffered_bytes"], 40_002)
-
-    def test_abandoned_evaluation_counts_until_its_process_is_gone(self) -> None:
-        _, child = self.start(b"x" * 20_000)
-        self.expire(900)
-        self.assertEqual(self.world.disk.used, 20_000)
-        self.finish(child)
-        self.assertEqual(self.world.disk.used, 0)
 
     def test_forgotten_evaluation_counts_while_a_stream_reads_it(self) -> None:
         identifier, child = self.start(b"a\n")
@@ -301,6 +251,13 @@ class DiskTests(RegistryTestCase):
             self.page(identifier, END)
             self.assertEqual(self.world.disk.used, 2)
             self.assertEqual(self.read(subscription).count, 2)
+        self.assertEqual(self.world.disk.used, 0)
+
+    def test_abandoned_evaluation_counts_until_its_process_is_gone(self) -> None:
+        _, child = self.start(b"x" * 20_000)
+        self.expire(900)
+        self.assertEqual(self.world.disk.used, 20_000)
+        self.finish(child)
         self.assertEqual(self.world.disk.used, 0)
 
 
@@ -405,14 +362,6 @@ class CloseTests(RegistryTestCase):
         self.finish(child)
         self.finish_close(closed)
 
-    def test_waiting_readers_get_the_final_event(self) -> None:
-        identifier, child = self.start()
-        asked = self.ask(identifier, None, 20)
-        closed = self.close()
-        self.finish(child)
-        self.assertEqual(self.decode(self.successResultOf(asked))["data"], ["shutdown"])
-        self.finish_close(closed)
-
 
 class DrainTests(CloseTests):
     def close(self, drain: float = 10) -> Deferred[bool]:
@@ -461,15 +410,6 @@ class DrainTests(CloseTests):
         self.finish(child)
         self.assertEqual(len(self.world.spawn.children), 2)
 
-    def test_fetched_evaluation_may_run(self) -> None:
-        self.world.repositories.gate.shut = True
-        identifier = self.accept()
-        closed = self.close(20)
-        self.world.repositories.gate.open()
-        self.finish(self.world.child)
-        self.finish_close(closed)
-        self.assertEqual(self.consume(identifier), [])
-
     def test_drain_can_be_ended_early(self) -> None:
         _, child = self.start()
         closed = self.close(20)
@@ -478,3 +418,12 @@ class DrainTests(CloseTests):
         self.assertEqual(child.signals, [15])
         self.finish(child)
         self.finish_close(closed)
+
+    def test_fetched_evaluation_may_run(self) -> None:
+        self.world.repositories.gate.shut = True
+        identifier = self.accept()
+        closed = self.close(20)
+        self.world.repositories.gate.open()
+        self.finish(self.world.child)
+        self.finish_close(closed)
+        self.assertEqual(self.consume(identifier), [])
