@@ -518,10 +518,20 @@ def try_(lines: bool, exits_by_verdict: bool, **options: Any) -> None:
     but not the directories above the working directory.
     """  # noqa: D301
     screen = make_screen(lines=lines, exits_by_verdict=exits_by_verdict, shows_excerpts=True)
+    _leave_out_tls()
     # Imported late: it imports much of the daemon.
     from tawebeval.cli.try_run import run_try
 
     run_try(screen, **options)
+
+
+def _leave_out_tls() -> None:
+    """Let Twisted and asyncio import no TLS: what evaluates here connects to no other machine.
+
+    A module that is None cannot be imported, and both go without.
+    """
+    for name in ("OpenSSL", "_ssl"):
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]
 
 
 @click.command()
@@ -558,6 +568,7 @@ def check(root: Path | None, config: Path | None, seed: int | None, **options: A
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import what the daemon is made of.
     if root is not None:
+        _leave_out_tls()
         from tawebeval.cli.check_run import run_check
 
         screen = make_screen()

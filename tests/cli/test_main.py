@@ -30,12 +30,24 @@ class MainTests(SynchronousTestCase):
         output = CliRunner().invoke(main, ["--version"]).output
         self.assertEqual(output, f"tawebeval {__version__}\n")
 
-    def test_client_commands_import_neither_twisted_nor_the_daemon(self) -> None:
+    def list_imported_modules(self, *arguments: str) -> set[str]:
         program = (
             "import sys; from tawebeval.cli import main\n"
             "try: main(sys.argv[1:])\n"
             "except SystemExit: print(*sys.modules)\n"
         )
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            env={"PYTHONPATH": ":".join(sys.path), "HOME": "/nonexistent"},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        imported = set(done.stdout.split())
+        self.assertIn("tawebeval.cli.main", imported, done.stderr)
+        return imported
+
+    def test_client_commands_import_neither_twisted_nor_the_daemon(self) -> None:
         for arguments, foreign in (
             (("status", "--server", "http://127.0.0.1:1", "x"), ()),
             (
@@ -49,17 +61,15 @@ class MainTests(SynchronousTestCase):
                 ("httpx", "tawebeval_client.http", "tawebeval.cli.runtime"),
             ),
         ):
-            done = subprocess.run(
-                [sys.executable, "-c", program, *arguments],
-                env={"PYTHONPATH": ":".join(sys.path), "HOME": "/nonexistent"},
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-            )
-            imported = set(done.stdout.split())
-            self.assertIn("tawebeval.cli.main", imported, done.stderr)
+            imported = self.list_imported_modules(*arguments)
             for name in ("twisted", "klein", "tawebeval.daemon", "tawebeval.sandbox", *foreign):
                 self.assertNotIn(name, imported, arguments)
+
+    def test_commands_that_evaluate_here_import_no_tls(self) -> None:
+        for command in (("try", ".", "--evaluator", "true", "source=x"), ("check", ".")):
+            imported = self.list_imported_modules(*command, "--environment", "none")
+            self.assertIn("twisted.internet.pollreactor", imported, command)
+            self.assertFalse({"OpenSSL.SSL", "cryptography", "ssl"} & imported, command)
 
     def test_full_disk_behind_stdout_is_reported_and_other_errors_are_raised(self) -> None:
         for error, status in ((OSError(28, "No space left on device"), 2), (OSError(13, "x"), 1)):
