@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import resource
 import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from benchmarks import disk, machine, report
 from benchmarks.measure import CannotRun, NotMeasured, Row
@@ -37,6 +39,8 @@ def main() -> None:
     old = report.read() if options.write and options.names else None
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # what is started inherits it
+    for package in ("tawebeval", "tawebeval_client"):  # as where they are installed
+        compileall.compile_dir(Path(__file__).parent.parent / package, quiet=1)
     before = machine.load()
     with disk.fresh() as where:
         described = [*machine.describe(), where]

@@ -4,8 +4,9 @@
 sandbox. There is no baseline: most of it is Python's, which imports modules. What httpx imports
 where it is installed, and tawebeval does not depend on, is hidden from it.
 
-`tawebeval try` imports Twisted, a third of it TLS and asyncio, which its reactor imports whether
-they are used or not, and makes the classes of attrs.
+`tawebeval try` imports Twisted, whose Deferreds import asyncio, and makes the classes of attrs. It
+keeps TLS, a fifth of all, from Twisted's reactor. Where modules are not compiled, as in a checkout
+with PYTHONDONTWRITEBYTECODE, compiling them takes a fifth more.
 """
 
 from __future__ import annotations
