@@ -226,3 +226,11 @@ class ThreadsTests(TestCase):
             with self.assertRaises(CancelledError):
                 await running
             self.assertTrue(went_on.is_set())
+
+    async def test_result_comes_from_another_thread(self) -> None:
+        def call(a: int, *, b: int) -> tuple[int, int]:
+            return a + b, threading.get_ident()
+
+        total, thread = await self.threads.run_in_thread(call, 1, b=2)
+        self.assertEqual(total, 3)
+        self.assertNotEqual(thread, threading.get_ident())

@@ -152,6 +152,45 @@ class QueueTests(SynchronousTestCase):
         self.assertEqual(order, [*names, "late"])
         self.assertEqual((queue.taken_slot_count, queue.waiter_count), (1, 0))
 
+    def test_suspended_slot_is_free_for_others(self) -> None:
+        queue, entered = FairQueue(2, 100, running_per_caller=1), list[str]()
+        for name in ("a1", "a2", "b1", "c1"):
+            place = queue.acquire_slot(name, name[0])
+            place.addCallback(lambda _, name=name: entered.append(name))
+        self.assertEqual(entered, ["a1", "b1"])
+        queue.release_slot_keep_quota("a1")
+        self.assertEqual(entered, ["a1", "b1", "c1"])
+        queue.release_slot("b1")
+        self.assertEqual(len(entered), 3)
+        queue.release_slot("a1")
+        self.assertEqual(entered[3:], ["a2"])
+        self.assertEqual(queue.taken_slot_count, 2)
+
+    def test_holders_that_return_to_the_queue_keep_their_order(self) -> None:
+        queue, entered = FairQueue(1), list[str]()
+        returned = set[str]()
+
+        def enter(name: str) -> None:
+            if name.startswith("a") and name not in returned:
+                returned.add(name)
+                queue.return_to_queue(name)
+            else:
+                entered.append(name)
+
+        def acquire(name: str) -> None:
+            queue.acquire_slot(name).addCallback(lambda _: enter(name))
+
+        for name in ("first", "a1", "a2", "a3", "b1", "b2"):
+            acquire(name)
+        queue.release_slot("first")
+        self.assertEqual(entered, ["first", "b1"])
+        for name in ("a2", "a1", "a3"):
+            acquire(name)
+        while (last := entered[-1]) != "b2":
+            queue.release_slot(last)
+        self.assertEqual(entered[2:], ["a1", "a2", "a3", "b2"])
+        self.assertEqual((queue.taken_slot_count, queue.waiter_count), (1, 0))
+
 
 class PlainTests(SynchronousTestCase):
     """The queue beside the plain one, which looks at all waiters."""

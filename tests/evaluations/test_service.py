@@ -362,6 +362,14 @@ class CloseTests(RegistryTestCase):
         self.finish(child)
         self.finish_close(closed)
 
+    def test_waiting_readers_get_the_final_event(self) -> None:
+        identifier, child = self.start()
+        asked = self.ask(identifier, None, 20)
+        closed = self.close()
+        self.finish(child)
+        self.assertEqual(self.decode(self.successResultOf(asked))["data"], ["shutdown"])
+        self.finish_close(closed)
+
 
 class DrainTests(CloseTests):
     def close(self, drain: float = 10) -> Deferred[bool]:

@@ -227,6 +227,21 @@ class KeptShareTests(KeptShareTestCase):
         self.check_over("alice")
 
 
+class NoKeptShareTests(KeptShareTestCase):
+    def test_one_caller_may_leave_all_unread_without_a_share(self) -> None:
+        for share in (0, 5, 6):
+            self.configuration = Configuration(
+                callers=CallerSettings(kept=share),
+                evaluations=EvaluationSettings(kept=5),
+            )
+            self.setUp()
+            self.leave("alice", 5)
+            refusal = self.assertRaises(
+                ServerBusy, self.registry.accept_form, self.upload(), "alice"
+            )
+            self.assertIs(type(refusal), ServerBusy)
+
+
 class WaitForRoomTests(RegistryTestCase):
     """Alice uses up her part while her next evaluation is queued."""
 
