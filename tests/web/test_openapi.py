@@ -230,6 +230,15 @@ class RouteTests(WebTestCase):
         more = {name.lower() for name in answer.headers} - described.COMMON_HEADERS
         self.assertEqual(more, {name.lower() for name in told})
 
+    def test_pages_of_other_origins_may_send_every_described_header(self) -> None:
+        allowed = self.request("OPTIONS", "/evaluate", 204).headers["access-control-allow-headers"]
+        parameters = DOCUMENT["components"]["parameters"].values()
+        described = {one["name"].lower() for one in parameters if one["in"] == "header"}
+        described -= {"if-none-match"}  # browsers send it themselves
+        self.assertEqual(
+            set(allowed.lower().split(", ")), {"authorization", "content-type", *described}
+        )
+
     def test_headers_of_problems_are_described(self) -> None:
         for refusal, headers in (
             (errors.ServerBusy("later", 5), {"Retry-After": 5}),

@@ -185,7 +185,7 @@ _FIRST_HEADERS = (b"Content-Length", b"Transfer-Encoding", b"Content-Type")
 PREFLIGHT_HEADERS = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
     b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key,"
-    b" Last-Event-ID, Prefer",
+    b" Last-Event-ID, Prefer, traceparent",
     b"Access-Control-Max-Age": b"86400",
 }
 """Headers of the response to OPTIONS (CORS)."""
