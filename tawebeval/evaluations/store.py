@@ -317,7 +317,7 @@ _REASONS_NOT_JUDGED: frozenset[FailureReason] = frozenset(
     {"repository", "node", "preempted", "revoked", "cancelled", "shutdown", "lost"}
 )
 
-STORE_FORMAT = 2
+STORE_FORMAT = 3
 """The number of the format of tables and rows."""
 
 MAX_DAMAGED_DATABASES = 3
@@ -350,7 +350,7 @@ CREATE INDEX standings ON evaluations (caller, problem, submitted, sequence_numb
     WHERE problem IS NOT NULL;
 CREATE INDEX ended ON evaluations (ended, caller) WHERE archived_bytes IS NOT NULL;
 CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 COMMIT;
 """
 _NEXT_PROBLEM = "SELECT min(problem) FROM evaluations WHERE caller = ? AND problem > ?"
@@ -455,7 +455,7 @@ class EvaluationStore:
         """Open the database, and create it if it is missing. Blocks.
 
         A damaged file is set aside, and the database begins empty. Raises: ConfigurationError, if
-        another daemon uses the file, its format is newer, or the disk fails.
+        another daemon uses the file, its format is another, or the disk fails.
         """
         store = cls(path, thread, clock)
         try:
@@ -489,16 +489,15 @@ class EvaluationStore:
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > STORE_FORMAT:
+            if version < 0:
+                raise sqlite3.DatabaseError(f"its format is {version}")
+            if version not in (0, STORE_FORMAT):
                 raise ConfigurationError(
                     f"{self._path} has the format {version}; this tawebeval knows {STORE_FORMAT}",
-                    "install the newer version again, or move the file away to begin without its"
-                    " evaluations",
+                    "install the version that wrote it, or move the file with its evaluations away",
                 )
             if version == 0:
                 connection.executescript(_SCHEMA)
-            elif version != STORE_FORMAT:
-                raise sqlite3.DatabaseError(f"its format is {version}")
             else:  # takes 0.1 s for 64 MiB
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
                 if found != "ok":
