@@ -1,7 +1,7 @@
 """Tools for coroutines and Deferreds.
 
 - Waiting: `Condition` wakes its waiters each time, `OneShotEvent` once; `wait_despite_cancellation`
-  waits even if cancelled, `wait_until` for at most some time.
+  waits even if cancelled, `wait_until_true` for at most some time.
 - Blocking calls: `WorkerThreads` makes calls in threads. `RetryQueue` repeats calls that must
   succeed in the end, such as the removal of directories: a machine may lack descriptors, or its
   disk may not answer, for a while.
@@ -172,7 +172,7 @@ async def wait_despite_cancellation(
             raise
 
 
-async def wait_until(
+async def wait_until_true(
     is_done: Callable[[], bool], progress_condition: Condition, timeout: float, clock: IReactorTime
 ) -> None:
     """Wait for `is_done()`, called at each progress, or until `timeout` seconds have passed."""

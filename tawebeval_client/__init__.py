@@ -10,7 +10,7 @@ Two clients have the same methods, those of the HTTP API:
 - `AsyncClient` (`async_client`) is for asyncio.
 
 The other modules only compute. `operations` has one coroutine for each method, which sends and
-pauses by two methods of its client, and `ClientSettings`, the arguments that the clients share.
+pauses by two methods of its client, and `BaseClient`, the arguments that the clients share.
 `http` decides what a response or failure means, has the exceptions, and encodes submissions.
 
 - `Text`, `Data`, `File`, `EvaluationError` and `Unknown` are the events (`events`); `Page` holds

@@ -13,7 +13,7 @@ import httpx
 
 from tawebeval_client import operations
 from tawebeval_client.http import FormBody, HttpRequest, RequestFailure, Response
-from tawebeval_client.operations import ClientSettings
+from tawebeval_client.operations import BaseClient
 from tawebeval_client.sync_client import (
     CONNECTION_POOL_SETTINGS,
     HTTPX_PROXY_ERRORS,
@@ -26,14 +26,14 @@ from tawebeval_client.sync_client import (
 
 
 @attrs.define(eq=False, slots=False)
-class AsyncClient(ClientSettings):
+class AsyncClient(BaseClient):
     """The client of one server for asyncio. Connections are kept until `close`.
 
     It may be made outside of an event loop, and be used in several, one after the other. Files are
     read in threads.
 
     `tls` replaces the system's settings of TLS, `transport` the connections. Proxies are those of
-    the environment. For all other arguments see `ClientSettings`.
+    the environment. For all other arguments see `BaseClient`.
     """
 
     tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)

@@ -103,13 +103,13 @@ def normalize_server_url(server: str) -> str:
     return server.rstrip("/")
 
 
-def _check_token(client: ClientSettings, _: object, token: str | None) -> None:
+def _check_token(client: BaseClient, _: object, token: str | None) -> None:
     if token and not re.fullmatch(r"[!-~]+", token):
         raise ValueError("a token is one word of ASCII characters without spaces")
 
 
 @attrs.define(eq=False, slots=False)
-class ClientSettings(ABC):
+class BaseClient(ABC):
     """The server that a client sends its requests to, and how the client repeats them.
 
     - `server`: its URL, http or https. Raises ValueError for any other.
@@ -165,7 +165,7 @@ T = TypeVar("T")
 
 
 def _make_request(
-    client: ClientSettings,
+    client: BaseClient,
     method: str,
     path: str,
     headers: Mapping[str, str] = MappingProxyType({}),
@@ -182,7 +182,7 @@ def _make_request(
 
 
 async def _send_request(
-    client: ClientSettings,
+    client: BaseClient,
     request: HttpRequest,
     parse: Callable[[Response], Parsed],
     *,
@@ -236,14 +236,14 @@ async def _send_request(
         await client.pause(pause)
 
 
-def _get_retry_after(client: ClientSettings, response: Response) -> float:
+def _get_retry_after(client: BaseClient, response: Response) -> float:
     """Return the seconds that `Retry-After` asks for, 0 without the header."""
     header = response.get_header("Retry-After").encode("latin-1", "replace")
     return parse_retry_after(header, client.get_time())
 
 
 async def evaluate(
-    client: ClientSettings,
+    client: BaseClient,
     submission: Mapping[str, Content],
     *,
     repository: str,
@@ -288,7 +288,7 @@ async def evaluate(
 
 
 async def evaluate_problem(
-    client: ClientSettings,
+    client: BaseClient,
     problem: str,
     submission: Mapping[str, Content],
     *,
@@ -314,7 +314,7 @@ async def _name_unknown_problem(operation: Awaitable[T]) -> T:
 
 
 async def rerun(
-    client: ClientSettings,
+    client: BaseClient,
     identifier: str,
     *,
     commit: str | None = None,
@@ -343,7 +343,7 @@ async def rerun(
 
 
 async def _begin(
-    client: ClientSettings,
+    client: BaseClient,
     path: str,
     submission: Mapping[str, Content],
     fields: Mapping[str, str | float | None],
@@ -357,7 +357,7 @@ async def _begin(
 
 
 async def events(
-    client: ClientSettings, identifier: str, after: str | None = None, *, times: bool = False
+    client: BaseClient, identifier: str, after: str | None = None, *, times: bool = False
 ) -> AsyncGenerator[Event, None]:
     """Yield the events of an evaluation as they come, each once and in order.
 
@@ -369,7 +369,7 @@ async def events(
 
 
 async def pages(
-    client: ClientSettings,
+    client: BaseClient,
     identifier: str,
     after: str | None = None,
     *,
@@ -422,7 +422,7 @@ async def pages(
         after = page.end
 
 
-def _page(client: ClientSettings, after: str | None, response: Response) -> tuple[Page, float]:
+def _page(client: BaseClient, after: str | None, response: Response) -> tuple[Page, float]:
     """Return a page, and the seconds to pause if the server does not hold requests."""
     page = parse_page(response.body, after)
     if page.events or "wait=" in response.get_header("Preference-Applied"):
@@ -430,7 +430,7 @@ def _page(client: ClientSettings, after: str | None, response: Response) -> tupl
     return page, _get_retry_after(client, response) or _POLL
 
 
-async def wait(client: ClientSettings, identifier: str) -> Outcome:
+async def wait(client: BaseClient, identifier: str) -> Outcome:
     """Read all events of an evaluation to its end, and return how it has ended.
 
     Nobody may have read them before. For the exceptions see `pages`.
@@ -444,11 +444,11 @@ async def wait(client: ClientSettings, identifier: str) -> Outcome:
 
 
 def _then_wait(
-    begin: Callable[Concatenate[ClientSettings, P], Coroutine[Any, Any, str]],
-) -> Callable[Concatenate[ClientSettings, P], Coroutine[Any, Any, Outcome]]:
+    begin: Callable[Concatenate[BaseClient, P], Coroutine[Any, Any, str]],
+) -> Callable[Concatenate[BaseClient, P], Coroutine[Any, Any, Outcome]]:
     """Return the operation that begins an evaluation, and returns how it has ended."""
 
-    async def operation(client: ClientSettings, /, *args: P.args, **kwargs: P.kwargs) -> Outcome:
+    async def operation(client: BaseClient, /, *args: P.args, **kwargs: P.kwargs) -> Outcome:
         return await wait(client, await begin(client, *args, **kwargs))
 
     operation.__doc__ = f"Begin as `{begin.__name__}`, and `wait`: return how it has ended."
@@ -462,14 +462,14 @@ run = _then_wait(evaluate)
 run_problem = _then_wait(evaluate_problem)
 
 
-async def status(client: ClientSettings, identifier: str) -> Status:
+async def status(client: BaseClient, identifier: str) -> Status:
     """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
     return await _send_request(
         client, _make_request(client, "GET", _path_of(identifier)), partial(_document, _Status)
     )
 
 
-async def submission(client: ClientSettings, identifier: str) -> list[SubmittedFile]:
+async def submission(client: BaseClient, identifier: str) -> list[SubmittedFile]:
     """Return the submitted files: `field`, `filename`, `size`, and `text` or `base64`.
 
     The content of files is absent if there is too much. Raises EvaluationGone also if only the
@@ -479,9 +479,7 @@ async def submission(client: ClientSettings, identifier: str) -> list[SubmittedF
     return await _send_request(client, request, partial(_documents, "files", _File))
 
 
-async def make_link(
-    client: ClientSettings, identifier: str, *, lifetime: int | None = None
-) -> Link:
+async def make_link(client: BaseClient, identifier: str, *, lifetime: int | None = None) -> Link:
     """Make a link that only reads this evaluation; return the `link` and when it `expires`.
 
     A link takes the place of a token. `lifetime` is in seconds; None leaves it to the server.
@@ -492,25 +490,25 @@ async def make_link(
     )
 
 
-async def revoke_links(client: ClientSettings, identifier: str) -> None:
+async def revoke_links(client: BaseClient, identifier: str) -> None:
     """Revoke all links of an evaluation, and end the requests that use them."""
     request = _make_request(client, "DELETE", f"{_path_of(identifier)}/links")
     await _send_request(client, request, _check_deleted)
 
 
-async def cancel(client: ClientSettings, identifier: str) -> None:
+async def cancel(client: BaseClient, identifier: str) -> None:
     """Cancel an evaluation; return when none of its processes runs. May be repeated."""
     request = _make_request(client, "DELETE", _path_of(identifier), timeout=_CANCEL_TIMEOUT)
     await _send_request(client, request, _check_deleted)
 
 
-async def environments(client: ClientSettings) -> list[Environment]:
+async def environments(client: BaseClient) -> list[Environment]:
     """Return the environments of the server: name, description and digest of each."""
     request = _make_request(client, "GET", "/environments")
     return await _send_request(client, request, partial(_documents, "data", _Environment))
 
 
-async def whoami(client: ClientSettings) -> TokenPermissions:
+async def whoami(client: BaseClient) -> TokenPermissions:
     """Return the name of the `caller`, None without tokens, and what its token permits."""
     return await _send_request(
         client, _make_request(client, "GET", "/whoami"), partial(_document, _Caller)
@@ -518,7 +516,7 @@ async def whoami(client: ClientSettings) -> TokenPermissions:
 
 
 def evaluations(
-    client: ClientSettings,
+    client: BaseClient,
     *,
     state: str | None = None,
     metadata: Mapping[str, str] = MappingProxyType({}),
@@ -550,7 +548,7 @@ def evaluations(
 
 
 def standings(
-    client: ClientSettings, *, problem: str | None = None, caller: str | None = None
+    client: BaseClient, *, problem: str | None = None, caller: str | None = None
 ) -> AsyncGenerator[Standing, None]:
     """Yield what the caller has reached in each problem, or members of groups that it supervises.
 
@@ -560,19 +558,19 @@ def standings(
     return _list(client, "/standings", wanted, _Standing, ("caller", "problem"))
 
 
-def problems(client: ClientSettings) -> AsyncGenerator[JudgedProblem, None]:
+def problems(client: BaseClient) -> AsyncGenerator[JudgedProblem, None]:
     """Yield the problems of the server that the caller may use, in the order of their names."""
     return _list(client, "/problems", {}, _ListedProblem, ("name",))
 
 
-async def problem(client: ClientSettings, name: str) -> ProblemDocument:
+async def problem(client: BaseClient, name: str) -> ProblemDocument:
     """Return a problem with its `statement`. Raises InvalidRequest for an unknown problem."""
     request = _make_request(client, "GET", _path_of_problem(name))
     return await _name_unknown_problem(_send_request(client, request, partial(_document, _Problem)))
 
 
 async def _list(
-    client: ClientSettings,
+    client: BaseClient,
     path: str,
     wanted: Mapping[str, str | None],
     kind: type[msgspec.Struct],

@@ -32,7 +32,7 @@ from tawebeval_client.http import (
     Response,
     describe_broken_connection,
 )
-from tawebeval_client.operations import ClientSettings
+from tawebeval_client.operations import BaseClient
 
 _FIRST_BYTES = b"H\x05"  # of an answer: HTTP/1.1, or version 5 of a SOCKS proxy
 
@@ -256,7 +256,7 @@ def _run(operation: Coroutine[Any, Any, T]) -> T:
 
 
 def _block(
-    operation: Callable[Concatenate[ClientSettings, P], Coroutine[Any, Any, T]],
+    operation: Callable[Concatenate[BaseClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
     """Return the method that runs an operation."""
 
@@ -268,7 +268,7 @@ def _block(
 
 
 def _iterate(
-    stream: Callable[Concatenate[ClientSettings, P], AsyncGenerator[T, None]],
+    stream: Callable[Concatenate[BaseClient, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[Client, P], Iterator[T]]:
     """Return the method that yields the items of a stream."""
 
@@ -289,12 +289,12 @@ def _iterate(
 
 
 @attrs.define(eq=False, slots=False)
-class Client(ClientSettings):
+class Client(BaseClient):
     """The client of one server, whose methods block. Connections are kept until `close`.
 
     `tls` replaces the system's settings of TLS, `transport` the connections (as in tests:
     `httpx.MockTransport`). Proxies are those of the environment (HTTP_PROXY, HTTPS_PROXY,
-    ALL_PROXY, NO_PROXY). For all other arguments see `ClientSettings`.
+    ALL_PROXY, NO_PROXY). For all other arguments see `BaseClient`.
     """
 
     tls: ssl.SSLContext | None = attrs.field(default=None, kw_only=True, repr=False)

@@ -26,7 +26,7 @@ def become_nobody(*_: object) -> None:
 
 def main() -> None:
     """Run the program, with its refusal of root replaced."""
-    privileges.refuse_root = privileges.become_user = become_nobody
+    privileges.check_user_and_locale = privileges.become_user = become_nobody
     del sys.argv[0]
     sys.path[0] = os.path.dirname(sys.argv[0])
     runpy.run_path(sys.argv[0], run_name="__main__")

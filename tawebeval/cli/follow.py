@@ -201,11 +201,8 @@ class EventDisplay:
     @property
     def final_error(self) -> EvaluationError | None:
         """The last event, if it makes the evaluation a failure."""
-        return (
-            self.last_event
-            if isinstance(self.last_event, EvaluationError) and self.last_event.is_failure
-            else None
-        )
+        last = self.last_event
+        return last if isinstance(last, EvaluationError) and last.is_failure else None
 
     @property
     def status(self) -> int:

@@ -87,13 +87,13 @@ def starter(socket: Path | None) -> None:
     """  # noqa: D301
     # Imported late: they import much of the daemon.
     from tawebeval.linux.cgroups import open_cgroups
-    from tawebeval.linux.privileges import drop_privileges, refuse_root
+    from tawebeval.linux.privileges import check_user_and_locale, drop_privileges
     from tawebeval.linux.starter_client import execute_starter
 
     folder = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
     path = socket or Path(folder or _STARTER_DIRECTORY, "socket")
     with exit_on_errors():
-        refuse_root("tawebeval starter")
+        check_user_and_locale("tawebeval starter")
         cgroups = open_cgroups(f"starter-{os.getpid()}")
         drop_privileges()
         execute_starter(path, cgroups.describe_parent(), os.environ)

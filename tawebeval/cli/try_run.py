@@ -67,7 +67,7 @@ from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import ResourceUsage, open_cgroups
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.privileges import drop_privileges, refuse_root
+from tawebeval.linux.privileges import check_user_and_locale, drop_privileges
 from tawebeval.sandbox.base import LimitMonitor
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
@@ -136,7 +136,7 @@ Snapshot: TypeAlias = dict[Path, tuple[int, int, int]]
 """Files, and what changes when they do; empty while they cannot be listed."""
 
 
-def take_snapshot(root: Path, fields: Submission, left_out: Path | None) -> Snapshot:
+def take_directory_snapshot(root: Path, fields: Submission, left_out: Path | None) -> Snapshot:
     """Return what is below `root`, and the files of a submission. Blocks.
 
     `left_out` is a directory that is of no interest. What is not copied counts, too.
@@ -230,7 +230,7 @@ def read_setup(
 ) -> LocalSetup:
     """Check the options of a command that evaluates here. Raises UsageError."""
     with _usage_errors():
-        refuse_root(f"tawebeval {command}")
+        check_user_and_locale(f"tawebeval {command}")
         configuration = read_configuration(config)
         chosen = parse_limits(limits, configuration.limits.requestable_ranges)
         name = parse_environment_name(environment or "", configuration.environments)
@@ -364,7 +364,7 @@ def run_try(
             return await _show_evaluation(evaluation, screen, own)
 
     async def watch_files(reactor: Any) -> int:
-        take = partial(take_snapshot, setup.root, fields, saved)
+        take = partial(take_directory_snapshot, setup.root, fields, saved)
         while True:
             seen = take()
             try:

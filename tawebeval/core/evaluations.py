@@ -219,10 +219,10 @@ class StoredEvaluation:
     event_count: int
 
 
-LONG_DURATION_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+LONG_DURATION_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Bounds of a histogram, in seconds, for stages that may take minutes: queue, fetch, run."""
 
-SHORT_DURATION_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SHORT_DURATION_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Bounds of a histogram, in seconds, for short work: responses, turns of the reactor."""
 
 _ENDS = (
@@ -280,7 +280,7 @@ class EvaluationCounters:
     )
     durations_by_state: dict[str, Histogram] = attrs.field(
         factory=lambda: {
-            state: Histogram(LONG_DURATION_BOUNDS)
+            state: Histogram(LONG_DURATION_BUCKETS)
             for state in EvaluationState
             if not state.has_ended
         }
@@ -333,7 +333,7 @@ class GitCacheCounters:
     fetch_counts: Counter[str] = attrs.field(
         factory=lambda: Counter(fetched=0, failed=0, cancelled=0)
     )
-    fetch_durations: Histogram = attrs.field(factory=lambda: Histogram(LONG_DURATION_BOUNDS))
+    fetch_durations: Histogram = attrs.field(factory=lambda: Histogram(LONG_DURATION_BUCKETS))
 
 
 _CURSOR = re.compile("[1-9][0-9]{0,17}")  # the sequence number before it

@@ -80,8 +80,8 @@ from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import GitKeyring, RemoteResolver
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import spawn_child
+from tawebeval.linux.daemon_limits import PROCESS_LIMIT_REMEDY
 from tawebeval.linux.privileges import drop_privileges
-from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
 from tawebeval.pinned_agent import CachedPolicyForHTTPS, CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
 from tawebeval.sandbox.probe import (
@@ -442,7 +442,7 @@ def open_runner(base: AssemblyContext) -> Sandbox:
         return base.sandbox
     threads = base.threads.make_threads(1, "slurm", abandons_running_calls=True)
     commands = SlurmCommands(base.reactor, threads, derive_daemon_label(state))
-    base.reactor.callWhenRunning(commands.watch_queue)  # for jobs that no evaluation has
+    base.reactor.callWhenRunning(commands.poll_queue)  # for jobs that no evaluation has
     if runner.kind == "local":
         return base.sandbox
     check_shared_directory(base.configuration, state)

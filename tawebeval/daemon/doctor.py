@@ -44,7 +44,7 @@ from tawebeval.daemon.startup import (
 from tawebeval.errors import ConfigurationError, SetupProblem, format_size
 from tawebeval.git.command import check_git_version
 from tawebeval.git.remotes import GitKeyring
-from tawebeval.linux import rlimits
+from tawebeval.linux import daemon_limits
 from tawebeval.linux.cgroups import (
     CgroupManager,
     Resource,
@@ -52,14 +52,14 @@ from tawebeval.linux.cgroups import (
     find_cgroup_remedy,
     open_cgroups,
 )
-from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full, remove_tree
+from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_disk_full_error, remove_tree
 from tawebeval.linux.privileges import (
     build_directory_install_command,
     check_owner,
+    check_user_and_locale,
     find_readable_by_others_problem,
     find_secret_file,
     get_user_name,
-    refuse_root,
 )
 from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, write_sandbox_files
 from tawebeval.sandbox.probe import (
@@ -160,7 +160,7 @@ def _check_writes(path: Path, what: str, remedy: str) -> None:
     try:
         probe_disk_write(path)
     except OSError as error:
-        remedy = DISK_FULL_REMEDY if is_disk_full(error) else remedy
+        remedy = DISK_FULL_REMEDY if is_disk_full_error(error) else remedy
         raise ConfigurationError(f"{what}: {error.strerror}", remedy) from None
 
 
@@ -280,7 +280,7 @@ def _check_cgroups(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
         yield said if what in enforced else SetupProblem(said, remedy)
     if "memory" in enforced:
         # Without a limit of memory no number of watches is enough.
-        watches = partial(_compare, rlimits.assess_epoll_watch_limit)
+        watches = partial(_compare, daemon_limits.assess_epoll_watch_limit)
         yield from Check("watches", watches).run(daemon)
 
 
@@ -309,11 +309,10 @@ def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
 
 def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
     trees, is_lasting = open_starter(daemon.configuration, daemon.environment, Path())
-    if not is_lasting and daemon.configuration.runner.kind == "slurm":
-        yield "evaluations outlive the daemon on their nodes"
-        return
     if not is_lasting:
-        yield f"evaluations end with the daemon (no starter in {STARTER_SOCKET_VARIABLE})"
+        is_remote = daemon.configuration.runner.kind == "slurm"
+        here = f"evaluations end with the daemon (no starter in {STARTER_SOCKET_VARIABLE})"
+        yield "evaluations outlive the daemon on their nodes" if is_remote else here
         return
     yield "evaluations outlive the daemon"
     try:
@@ -414,12 +413,12 @@ def _check_closed_to_others(path: Path) -> None:
 
 
 def _check_hard_limits(daemon: ExaminedDaemon) -> Sequence[str]:
-    rlimits.check_hard_limits(daemon.configuration.limits)
+    daemon_limits.check_hard_limits(daemon.configuration.limits)
     return ()
 
 
 def _compare(
-    assess: Callable[[Any], rlimits.LimitAssessment], daemon: ExaminedDaemon
+    assess: Callable[[Any], daemon_limits.LimitAssessment], daemon: ExaminedDaemon
 ) -> Sequence[SetupProblem | str]:
     assessment = assess(daemon.configuration)
     return assessment.problems or [str(assessment)]
@@ -446,8 +445,8 @@ CHECKS = (
     Check("permissions", _check_key),
     Check("disk", _check_free_space),
     Check("limits", _check_hard_limits),
-    Check("descriptors", partial(_compare, rlimits.assess_descriptor_limit)),
-    Check("processes", partial(_compare, rlimits.assess_process_limit)),
+    Check("descriptors", partial(_compare, daemon_limits.assess_descriptor_limit)),
+    Check("processes", partial(_compare, daemon_limits.assess_process_limit)),
 )
 """All checks, in the order of their findings."""
 
@@ -470,7 +469,7 @@ def examine_system(
         return
     yield Finding("configuration", Severity.OK, str(file or "no file: defaults apply"))
     try:
-        refuse_root("tawebeval doctor")
+        check_user_and_locale("tawebeval doctor")
     except ConfigurationError as error:
         what, remedy = error.problem
         yield Finding("user", Severity.BROKEN, what, f"{remedy}; {_UNIT_REMEDY}")

@@ -29,7 +29,7 @@ from twisted.logger import Logger
 from tawebeval import __version__
 from tawebeval.archive.archive import ArchiveLossReason
 from tawebeval.core.evaluations import (
-    SHORT_DURATION_BOUNDS,
+    SHORT_DURATION_BUCKETS,
     EvaluationCounters,
     EvaluationState,
     Histogram,
@@ -39,7 +39,7 @@ from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ServerBusy, SetupProblem, format_size
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.git.cache import RepositoryCache
-from tawebeval.linux.filetree import is_disk_full
+from tawebeval.linux.filetree import is_disk_full_error
 from tawebeval.slurm.commands import JobCounters
 from tawebeval.slurm.job import SlurmSandbox
 from tawebeval.web.routes import KleinApplication
@@ -86,9 +86,8 @@ class DiskCheck:
         now = self._clock.seconds()
         if self._started is None and (self._fault is not None or now >= self._next_check):
             self._started, self._next_check = now, now + DISK_CHECK_PERIOD
-            run_in_background(
-                self._run_check(min_free_bytes), log, "defect: a disk could not be checked"
-            )
+            what = "defect: a disk could not be checked"
+            run_in_background(self._run_check(min_free_bytes), log, what)
 
     async def _run_check(self, min_free_bytes: int) -> None:
         try:
@@ -201,15 +200,13 @@ def find_disk_fault(path: Path, min_free_bytes: int) -> str | None:
     try:
         probe_disk_write(path)
     except OSError as error:
-        if not is_disk_full(error):
+        if not is_disk_full_error(error):
             return f"cannot be written to: {error.strerror}"
         full = True
-    return (
-        f"has less than {format_size(min_free_bytes)} free (twice limits.free_disk), or no free"
-        " inode"
-        if full
-        else None
-    )
+    if not full:
+        return None
+    least = format_size(min_free_bytes)
+    return f"has less than {least} free (twice limits.free_disk), or no free inode"
 
 
 def probe_disk_write(directory: Path) -> None:
@@ -381,7 +378,7 @@ class ReactorLag(Service):
 
     _clock: IReactorTime
     _read_clock: Callable[[], float] = time.monotonic  # that of the reactor leaves pauses out
-    delays: Histogram = attrs.field(factory=lambda: Histogram(SHORT_DURATION_BOUNDS))
+    delays: Histogram = attrs.field(factory=lambda: Histogram(SHORT_DURATION_BUCKETS))
     _next: IDelayedCall | None = None
 
     def startService(self) -> None:

@@ -40,6 +40,7 @@ from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.evaluations.starting import InheritedResources
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.git.command import check_git_version
+from tawebeval.linux import daemon_limits
 from tawebeval.linux.cgroups import (
     CgroupManager,
     describe_missing_limits,
@@ -49,16 +50,15 @@ from tawebeval.linux.child import kill_processes_below
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     describe_disk_error,
-    is_disk_full,
+    is_disk_full_error,
     remove_tree,
     replace_private_file,
     sync_file_system,
 )
 from tawebeval.linux.privileges import check_owner
-from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY, assess_starter_limits, check_hard_limits
 from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.bubblewrap import remove_shell_copies, write_sandbox_files
+from tawebeval.sandbox.bubblewrap import remove_environment_init_files, write_sandbox_files
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems
 from tawebeval.sandbox.workspace import WritableTrees
 from tawebeval.web.auth import (
@@ -182,7 +182,7 @@ def open_directories(
             locks,
         )
     except OSError as error:
-        remedy = f"{DISK_FULL_REMEDY}, or " if is_disk_full(error) else ""
+        remedy = f"{DISK_FULL_REMEDY}, or " if is_disk_full_error(error) else ""
         raise ConfigurationError(
             f"{error.filename}: {error.strerror}; {remedy}name other directories by"
             " STATE_DIRECTORY and CACHE_DIRECTORY"
@@ -251,7 +251,7 @@ def open_starter(
         ) from None
     try:
         with suppress(PermissionError):  # of another user
-            check_hard_limits(configuration.limits, client.pid)
+            daemon_limits.check_hard_limits(configuration.limits, client.pid)
     except ConfigurationError:
         trees.close()
         raise
@@ -267,9 +267,9 @@ def describe_starter_limits(
     """
     cgroup = find_pids_controller_parent(starter.cgroups)
     with suppress(PermissionError):  # of another user
-        for name, assessment in assess_starter_limits(configuration, starter.pid, cgroup):
-            what = f"{name}: {assessment}"
-            yield SetupProblem(what, assessment.remedy) if assessment.problems else what
+        for name, found in daemon_limits.assess_starter_limits(configuration, starter.pid, cgroup):
+            what = f"{name}: {found}"
+            yield SetupProblem(what, found.remedy) if found.problems else what
 
 
 @attrs.define
@@ -334,7 +334,7 @@ class StartupChecks(Service):
         try:
             self._remove_leftovers()
             if not self._inherited.job_names:  # a node may be about to show them
-                remove_shell_copies(directories.sandbox_files_directory)
+                remove_environment_init_files(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_git_version()
         except OSError as error:
@@ -351,10 +351,9 @@ class StartupChecks(Service):
                 threads.start()
             # No pool's: the stop does not wait for it, the next start goes on.
             Thread(target=self._empty_trash, name="trash", daemon=True).start()
-        except RuntimeError:
-            raise SystemExit(f"tawebeval: threads: {PROCESS_LIMIT_REMEDY}") from None
-        except OSError as error:
-            raise SystemExit(f"tawebeval: {error.strerror}; {PROCESS_LIMIT_REMEDY}") from None
+        except (OSError, RuntimeError) as error:  # the second is Python's own of a thread
+            what = getattr(error, "strerror", "threads")
+            raise SystemExit(f"tawebeval: {what}; {daemon_limits.PROCESS_LIMIT_REMEDY}") from None
 
     def _remove_leftovers(self) -> None:
         """Discard what an earlier process has left, but for evaluations that go on. Blocks.
@@ -410,8 +409,6 @@ def open_metrics_authentication(configuration: Configuration, clock: Any) -> Aut
     Raises: ConfigurationError, if the tokens cannot be read.
     """
     source = find_metrics_token_file(configuration.metrics, os.environ)
-    return (
-        None
-        if source is None
-        else Authentication(RateLimit(0, clock.seconds), source, "metrics.tokens")
-    )
+    if source is None:
+        return None
+    return Authentication(RateLimit(0, clock.seconds), source, "metrics.tokens")

@@ -25,9 +25,9 @@ from tawebeval.daemon.process import (
 from tawebeval.daemon.reload import ConfigurationFile
 from tawebeval.daemon.startup import open_directories
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import rlimits
+from tawebeval.linux import daemon_limits
 from tawebeval.linux.cgroups import CgroupManager, open_cgroups
-from tawebeval.linux.privileges import refuse_root
+from tawebeval.linux.privileges import check_user_and_locale
 
 log = Logger()
 
@@ -84,17 +84,17 @@ def makeService(
     from tawebeval.daemon.logging import open_log
 
     try:
-        refuse_root()
+        check_user_and_locale()
         path, listen = options["config"] and Path(options["config"]), options["listen"]
         written = configuration = read_configuration(path, listen)
         check_visible_paths(configuration, options["config"], os.environ)
         directories = open_directories(os.environ, os.urandom)
         cgroups = find_cgroups(directories.daemon_label)
         keep_freed_memory()
-        rlimits.check_hard_limits(configuration.limits)
-        rlimits.raise_descriptor_limit()
-        configuration = rlimits.limit_connections(configuration)
-        for problem in rlimits.assess_process_limit(configuration).problems:
+        daemon_limits.check_hard_limits(configuration.limits)
+        daemon_limits.raise_descriptor_limit()
+        configuration = daemon_limits.limit_connections(configuration)
+        for problem in daemon_limits.assess_process_limit(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))
         atexit.register(cgroups.remove_all_cgroups)  # after a failed start no service is stopped
         # Absolute: twistd may change the working directory.

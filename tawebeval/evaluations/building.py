@@ -31,7 +31,7 @@ from tawebeval.errors import EvaluationFailure, FailureReason
 from tawebeval.evaluations.context import FixedCheckout, make_unread_events_share
 from tawebeval.evaluations.lifecycle import Evaluation, make_log_fields
 from tawebeval.evaluations.store import EvaluationDetails
-from tawebeval.linux.filetree import is_disk_full, remove_tree
+from tawebeval.linux.filetree import is_disk_full_error, remove_tree
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 
 _CANCELLED = EvaluationFailure("cancelled", "the evaluation that builds was stopped")
@@ -116,7 +116,7 @@ async def build_tree(
             if failure.errno in _UNREADABLE:
                 what = "the built tree has files that cannot be read, or is nested too deeply"
                 error = EvaluationFailure("build", what)
-            elif is_disk_full(failure):
+            elif is_disk_full_error(failure):
                 error = EvaluationFailure("lost", "the server's disk is full; submit again")
 
     request = attrs.evolve(

@@ -673,9 +673,9 @@ class EvaluationEvents:
 
     def is_after_all_events(self, cursor: int) -> bool:
         """Return whether no event follows a cursor, not even one that tells of a loss."""
-        return self.has_ended and cursor == self.end_cursor and not self.is_after_loss(cursor)
+        return self.has_ended and cursor == self.end_cursor and not self.has_gap_before(cursor)
 
-    def is_after_loss(self, cursor: int) -> bool:
+    def has_gap_before(self, cursor: int) -> bool:
         """Return whether a client at a cursor may have received events that are lost."""
         if not self.log.has_ended:
             return False
@@ -692,7 +692,7 @@ class EvaluationEvents:
         """
         if after_cursor < self.log.begin_cursor:
             raise DiscardedCursor(str(self.log.begin_cursor))
-        if self.is_after_loss(after_cursor):
+        if self.has_gap_before(after_cursor):
             return LOST_EVENT
         if after_cursor > self.log.end_cursor:
             return EMPTY_BATCH

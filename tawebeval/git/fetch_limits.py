@@ -219,7 +219,7 @@ class FetchBudget:
         """Bytes that a fetch may add."""
         return max(self._limits.max_bytes - self.spent_bytes, 0)
 
-    def make_failure(self) -> EvaluationFailure:
+    def make_size_failure(self) -> EvaluationFailure:
         """Return the error of a fetch that would add more."""
         words = "the repositories of the commit are" if self.spent_bytes else "the repository is"
         return EvaluationFailure(
@@ -251,11 +251,6 @@ def iterate_files(top: Path, skipped: str = "") -> Iterator[tuple[str, os.stat_r
         for name in names:
             with suppress(OSError):  # of a file that disappears
                 yield os.path.join(inside, name), os.lstat(os.path.join(parent, name))
-
-
-def get_disk_bytes(status: os.stat_result) -> int:
-    """Return the bytes of a file on the disk."""
-    return status.st_blocks * 512
 
 
 class LimitExceeded(Exception):
@@ -321,7 +316,7 @@ async def fetch_within_byte_budget(
         )
     except LimitExceeded:
         await threads.run_in_thread(remove_tree, repository / ORIGIN_REFS_DIRECTORY)
-        failure = budget.make_failure()
+        failure = budget.make_size_failure()
     except EvaluationFailure as error:
         failure = error
     after, largest = await threads.run_in_thread(_measure, repository)
@@ -329,7 +324,7 @@ async def fetch_within_byte_budget(
     if after - before > limit or (largest >= limit and not is_complete()):
         if is_complete():
             await threads.run_in_thread(remove_tree, repository)
-        failure = budget.make_failure()
+        failure = budget.make_size_failure()
     if result is None or failure is not None:
         assert failure is not None, "without a result"
         raise failure
@@ -345,7 +340,7 @@ def _measure(repository: Path) -> tuple[int, int]:
     size = sum(len(directories) for _, directories, _ in os.walk(repository)) * BLOCK_BYTES
     largest = 0
     for name, status in iterate_files(repository, COMMIT_MARKERS_DIRECTORY):
-        size += get_disk_bytes(status)
+        size += status.st_blocks * 512
         if "tmp_" in name:  # of index-pack
             largest = max(largest, status.st_size)
     return size, largest

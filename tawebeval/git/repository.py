@@ -50,7 +50,6 @@ from tawebeval.git.fetch_limits import (
     LimitExceeded,
     build_commit_inspection_commands,
     fetch_within_byte_budget,
-    get_disk_bytes,
     iterate_files,
     run_within_byte_limit,
 )
@@ -168,7 +167,7 @@ class BareRepository:
         """Return the bytes of the repository on the disk. Blocks."""
         size = count = 0
         for name, status in iterate_files(self.path, COMMIT_MARKERS_DIRECTORY):
-            size += get_disk_bytes(status)
+            size += status.st_blocks * 512
             count += name.startswith("objects/pack/")
         self.has_many_packs = count >= _MANY_FILES
         with suppress(OSError), os.scandir(self.path / COMMIT_MARKERS_DIRECTORY) as markers:
@@ -304,7 +303,7 @@ class BareRepository:
         missing = await self._threads.run_in_thread(find_missing_lfs_objects, pointers, large)
         needed = sum(one.object_bytes for one in missing)
         if needed > budget.remaining_bytes:
-            raise budget.make_failure()
+            raise budget.make_size_failure()
         await self._lfs.download_objects(url, missing, large, credential)
         budget.spent_bytes += needed
         return attrs.evolve(commit, size=size)
@@ -352,7 +351,7 @@ class BareRepository:
         ref = f"refs/commits/{self._fetches % _REFS}"
         for arguments in _fetch_arguments(repository, route, f"{oid}:{ref}"):
             if not budget.remaining_bytes:
-                raise budget.make_failure()
+                raise budget.make_size_failure()
             inspection = CommitInspectionParser(self._limits.tree_limits, before=1)
             fetch = partial(
                 self._git.run_command,

@@ -1,4 +1,4 @@
-"""The kernel's interfaces: child processes, cgroups, privileges, rlimits, directory trees.
+"""The kernel's interfaces: child processes, cgroups, privileges, limits, directory trees.
 
 The daemon starts thousands of programs that it does not trust, and must know the end of each, end
 them with all their descendants, and remove what they have written. This package has the means; the
@@ -13,7 +13,7 @@ packages `sandbox` and `git` use them.
   `ProcessProtocol` from the files that the starter writes.
 - `kernel_files`: processes by /proc, and cgroups by their directories.
 - `cgroups`: limits and usage of whole process trees, and what the operator is told of them;
-  `rlimits`: the limits of the daemon itself.
+  `daemon_limits`: the limits of the daemon itself.
 - `privileges`: root is refused, or becomes another user; rights are dropped; owners and modes of
   files, and secret files.
 - `filetree`: walking, copying and removing directory trees made by strangers.

@@ -86,7 +86,7 @@ def sync_file_system(path: Path) -> None:
         os.close(descriptor)
 
 
-def is_disk_full(error: OSError) -> bool:
+def is_disk_full_error(error: OSError) -> bool:
     """Tell whether the disk, or the user's quota, is full."""
     return error.errno in _FULL
 
@@ -104,7 +104,7 @@ def is_passing_error(error: OSError) -> bool:
 def describe_disk_error(error: OSError) -> str:
     """Return path, if it has one, and reason of an error, with the remedy if the disk is full."""
     path = "" if error.filename is None else f"{error.filename}: "
-    remedy = f"; {DISK_FULL_REMEDY}" if is_disk_full(error) else ""
+    remedy = f"; {DISK_FULL_REMEDY}" if is_disk_full_error(error) else ""
     return f"{path}{error.strerror}{remedy}"
 
 

@@ -2,7 +2,7 @@
 
 The daemon never runs as root, and keeps no right that it does not need:
 
-1. `refuse_root` ends every command that runs evaluators or git, before it reads anything.
+1. `check_user_and_locale` ends every command that runs evaluators or git, before it reads anything.
 2. `become_user` (the option --user) lets root run the command again, as another user; below a
    directory that only root can read, root imports all modules, and then becomes the user.
 3. `drop_privileges`: once the endpoints are open, no program that the daemon starts has or gains
@@ -73,8 +73,14 @@ _LATE_EXTRAS = (
 )
 
 
-def refuse_root(command: str = "tawebeval serve") -> None:
-    """Hold that no user of this process is root. Raises: ConfigurationError, with the `command`."""
+def check_user_and_locale(command: str = "tawebeval serve") -> None:
+    """Hold that no user of this process is root, and file names are UTF-8, as evaluators get them.
+
+    Raises: ConfigurationError, with the `command`.
+    """
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        what = f"the locale has file names in {encoding}, not in UTF-8"
+        raise ConfigurationError(what, "set LC_ALL=C.UTF-8")
     if 0 in os.getresuid():
         raise ConfigurationError(
             "evaluators and git do not run as root: run as an ordinary user",

@@ -146,7 +146,7 @@ class ChangeWatcher(Protocol):
 
 
 @attrs.frozen
-class ProgramFiles:
+class TailContext:
     """What `TailedProcess` needs of the daemon: the starter, and how to read files.
 
     `reads_in_thread`: another machine has the files, so that each read may wait.
@@ -169,7 +169,7 @@ class FileTail:
 
     def __init__(
         self,
-        files: ProgramFiles,
+        context: TailContext,
         path: str,
         offset: int,
         number: int,
@@ -178,7 +178,7 @@ class FileTail:
     ) -> None:
         """Open and watch the file. Raises: OSError."""
         self.offset = offset
-        self._files = files
+        self._context = context
         self._path = path
         self._number = number
         self._on_data = on_data
@@ -189,7 +189,7 @@ class FileTail:
         self._is_turn_due = False
         self._is_thread_reading = False
         self._is_finishing = False
-        files.watcher.watch(path, self.on_change, is_urgent=number == STDOUT)
+        context.watcher.watch(path, self.on_change, is_urgent=number == STDOUT)
 
     def on_change(self) -> None:
         """Read on, unless the tail is paused or reads already."""
@@ -221,14 +221,14 @@ class FileTail:
         """Read nothing more, and close the file."""
         if not self.is_closed:
             self.is_closed = True
-            self._files.watcher.unwatch(self._path)
+            self._context.watcher.unwatch(self._path)
             if not self._is_thread_reading:
                 os.close(self._descriptor)
 
     def _read_later(self) -> None:
         if not (self._is_turn_due or self._is_thread_reading):
             self._is_turn_due = True
-            self._files.reactor.callLater(0, self._take_turn)
+            self._context.reactor.callLater(0, self._take_turn)
 
     def _take_turn(self) -> None:
         self._is_turn_due = False
@@ -236,7 +236,7 @@ class FileTail:
 
     def _read(self) -> None:
         try:
-            in_thread = self._files.reads_in_thread
+            in_thread = self._context.reads_in_thread
             chunk = None if in_thread else _read_cached(self._descriptor, self.offset)
         except OSError as error:
             self._end(f"cannot be read: {error.strerror}")
@@ -251,7 +251,7 @@ class FileTail:
         read = partial(os.pread, self._descriptor, _READ, self.offset)
         chunk, failure = b"", None
         try:
-            chunk = await self._files.run_in_thread(read)
+            chunk = await self._context.run_in_thread(read)
         except OSError as error:
             failure = error
         self._is_thread_reading = False
@@ -319,13 +319,13 @@ class TailedProcess:
 
     def __init__(
         self,
-        files: ProgramFiles,
+        context: TailContext,
         protocol: ProcessProtocol,
         program: StartedProgram,
         stdout_offset: int = 0,
     ) -> None:
         """Take over a process. Raises: OSError, if its files cannot be opened."""
-        self.files = files
+        self.context = context
         self.directory = program.directory
         self.pid = program.pid
         self.resource_usage: struct_rusage | None = None
@@ -348,7 +348,7 @@ class TailedProcess:
         for tail in self._tails:
             tail.resumeProducing()  # what there is already
         protocol.makeConnection(self)
-        files.starter.watch_program(self.directory, self.on_state)
+        context.starter.watch_program(self.directory, self.on_state)
 
     @property
     def is_running(self) -> bool:
@@ -363,7 +363,7 @@ class TailedProcess:
     def signal_group(self, number: int) -> None:
         """Send a signal to the process group, also after the process's own end."""
         if not self._has_ended:
-            self.files.starter.signal_program(self.directory, number)
+            self.context.starter.signal_program(self.directory, number)
 
     def pauseProducing(self) -> None:
         """Deliver no stdout; the process goes on."""
@@ -376,7 +376,7 @@ class TailedProcess:
     def read_remaining_output(self) -> None:
         """Deliver what is printed already, and then the ends: other processes hold the pipes."""
         if not self._has_ended:
-            self.files.starter.close_output(self.directory)
+            self.context.starter.close_output(self.directory)
 
     def follow_program(self, pid: int, start_time: int) -> None:
         """Go on with another process, whose files have taken the place of those of this one.
@@ -391,7 +391,7 @@ class TailedProcess:
         """Deliver and signal nothing any more; the process goes on."""
         if not self._has_ended:
             self._has_ended = True
-            self.files.starter.unwatch_program(self.directory)
+            self.context.starter.unwatch_program(self.directory)
             for tail in self._tails:
                 tail.close()
 
@@ -430,11 +430,11 @@ class TailedProcess:
 
     def _read_exit(self, reason: str) -> None:
         """Read how the process has ended; `reason` is why nothing else is known."""
-        self.files.starter.unwatch_program(self.directory)
+        self.context.starter.unwatch_program(self.directory)
         run_in_background(self._take_exit_file(reason), log, "defect: an exit is unknown")
 
     async def _take_exit_file(self, reason: str) -> None:
-        state = await self.files.run_in_thread(lambda: read_exit_file(self.directory))
+        state = await self.context.run_in_thread(lambda: read_exit_file(self.directory))
         if self._has_ended:
             return
         if state is None or not self._is_own(state):
@@ -469,7 +469,7 @@ class TailedProcess:
 
     def _open_tail(self, number: int, name: str, offset: int) -> FileTail:
         return FileTail(
-            self.files,
+            self.context,
             os.path.join(self.directory, name),
             offset,
             number,
@@ -488,7 +488,7 @@ class TailedProcess:
         are_read = all(tail.is_closed for tail in self._tails)
         if are_read and self._reason is not None and not self._has_ended:
             self._has_ended = True
-            self.files.starter.unwatch_program(self.directory)
+            self.context.starter.unwatch_program(self.directory)
             self._protocol.processEnded(self._reason)
 
 

@@ -366,7 +366,7 @@ def _store_file(path: Path, content: bytes, mode: int, time: float | None = None
             raise
 
 
-def remove_shell_copies(sandbox_files_directory: Path) -> None:
+def remove_environment_init_files(sandbox_files_directory: Path) -> None:
     """Remove the copies of roots' shells that an earlier daemon has made. Blocks. Raises: OSError.
 
     Running sandboxes keep what they show.

@@ -19,7 +19,7 @@ from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     add_path_to_errors,
-    is_disk_full,
+    is_disk_full_error,
     mentions_disk_full,
     remove_tree,
 )
@@ -234,7 +234,8 @@ def probe_bubblewrap(
         except TimeoutError as error:
             return SetupProblem(f"a sandbox without an evaluator: {error.strerror}", _MEND)
         except OSError as error:
-            return SetupProblem(str(error), DISK_FULL_REMEDY if is_disk_full(error) else _MEND)
+            remedy = DISK_FULL_REMEDY if is_disk_full_error(error) else _MEND
+            return SetupProblem(str(error), remedy)
     if problem is None and not untouched:
         return SetupProblem("writes of an evaluator reach the cache of checkouts", _MEND)
     return problem

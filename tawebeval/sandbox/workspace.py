@@ -47,7 +47,7 @@ from tawebeval.linux.starter_client import (
     StarterClient,
     spawn_starter,
 )
-from tawebeval.linux.tail import FileWatcher, ProgramFiles, TailedProcess
+from tawebeval.linux.tail import FileWatcher, TailContext, TailedProcess
 
 _SUBMISSION = "submission"
 _REQUEST = "request"
@@ -284,7 +284,7 @@ class WritableTrees:
         self._socket = socket
         self._is_own = is_own
         self._client: StarterClient | None = None
-        self._files: ProgramFiles | None = None
+        self._tail_context: TailContext | None = None
         self._watcher: FileWatcher | None = None
 
     def connect_starter(self) -> StarterClient:
@@ -322,12 +322,12 @@ class WritableTrees:
         """
         self.starter.attach(reactor, on_lost)
         self._watcher = FileWatcher(reactor)
-        self._files = ProgramFiles(reactor, self.starter, self._watcher, run_in_thread)
+        self._tail_context = TailContext(reactor, self.starter, self._watcher, run_in_thread)
 
     async def run_in_thread(self, call: Callable[[], Any]) -> Any:
         """Make a call that blocks, after `attach`, in a thread."""
-        assert self._files is not None, "attached"
-        return await self._files.run_in_thread(call)
+        assert self._tail_context is not None, "attached"
+        return await self._tail_context.run_in_thread(call)
 
     def start_program(
         self, checkout: Path, workspace: Workspace, launch: LaunchSpec, *, copies_tree: bool = False
@@ -354,8 +354,8 @@ class WritableTrees:
 
         Raises: OSError.
         """
-        assert self._files is not None, "attached"
-        return TailedProcess(self._files, protocol, program, stdout_offset)
+        assert self._tail_context is not None, "attached"
+        return TailedProcess(self._tail_context, protocol, program, stdout_offset)
 
     def forget_program(self, workspace: Workspace) -> None:
         """Kill the program of a workspace, and its overlay with it. Blocks.
@@ -374,7 +374,7 @@ class WritableTrees:
         client, self._client = self._client, None
         if self._watcher is not None:
             self._watcher.close()
-            self._files = self._watcher = None
+            self._tail_context = self._watcher = None
         if client is not None:
             client.ignore_connection_loss()
             if self._is_own:

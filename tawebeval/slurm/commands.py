@@ -202,21 +202,21 @@ class SlurmCommands:
     def watch_job(self, name: str, on_look: WatchJob = lambda job: None) -> None:
         """Call `on_look` with what each squeue says of a job; None if it does not know the job."""
         self._watches[name] = on_look
-        self.watch_queue()
+        self.poll_queue()
 
     def unwatch_job(self, name: str) -> None:
         """End `watch_job`, and soon the job, if it has not ended by itself."""
         self._watches.pop(name, None)
-        self.watch_queue()
+        self.poll_queue()
 
-    def watch_queue(self) -> None:
+    def poll_queue(self) -> None:
         """Look for jobs that nobody watches for some time, as one may be submitted just now."""
         self._looks_left = _LAST_LOOKS
         if not self._is_polling:
             self._is_polling = True
-            run_in_background(self._watch_queue(), log, "defect: Slurm's queue is not watched")
+            run_in_background(self._poll_queue(), log, "defect: Slurm's queue is not watched")
 
-    async def _watch_queue(self) -> None:
+    async def _poll_queue(self) -> None:
         try:
             while self._watches or self._unwatched or self._looks_left:
                 await deferLater(self._clock, SQUEUE_PERIOD)

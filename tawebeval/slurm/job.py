@@ -43,7 +43,7 @@ from tawebeval.linux.starter_client import (
     StateListener,
     collect_program,
 )
-from tawebeval.linux.tail import ProgramFiles, TailedProcess
+from tawebeval.linux.tail import TailContext, TailedProcess
 from tawebeval.sandbox.base import (
     Environment,
     EvaluatorExit,
@@ -430,9 +430,9 @@ class SlurmRun(BubblewrapRun):
         state, sandbox = self.state, self._sandbox
         assert state is not None, "it has begun"
         threads = sandbox.threads.run_in_thread
-        files = ProgramFiles(sandbox.reactor, self, sandbox.watcher, threads, reads_in_thread=True)
+        context = TailContext(sandbox.reactor, self, sandbox.watcher, threads, reads_in_thread=True)
         program = StartedProgram(self._evaluation.output_directory, state.pid, state.start_time)
-        self._run, self._process = run, TailedProcess(files, run, program, stdout_offset)
+        self._run, self._process = run, TailedProcess(context, run, program, stdout_offset)
         return self._process
 
     def describe_for_resume(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tawebeval.config import Configuration
 from tawebeval.daemon import doctor
 from tawebeval.daemon.doctor import Finding, Severity
 from tawebeval.errors import SetupProblem
-from tawebeval.linux import rlimits
+from tawebeval.linux import daemon_limits
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.sandbox import probe
@@ -50,12 +50,12 @@ class DoctorTestCase(SynchronousTestCase):
         self.free = 2**50
         usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=self.free))
         for module, name, fake in (
-            (doctor, "refuse_root", lambda command: None),
+            (doctor, "check_user_and_locale", lambda command: None),
             (doctor, "open_cgroups", self.open_cgroups),
             (doctor, "open_sandbox", self.open_sandbox),
             (doctor, "check_git_version", lambda: "git version 2.39.5"),
             (probe, "probe_overlays_or_copies", self.probe_with_overlays),
-            (rlimits, "EPOLL_WATCH_LIMIT_FILE", watches),
+            (daemon_limits, "EPOLL_WATCH_LIMIT_FILE", watches),
             (doctor, "shutil", usage),
             (doctor, "find_cgroup_remedy", lambda: "a unit"),
         ):

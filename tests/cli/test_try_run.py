@@ -20,7 +20,7 @@ from tawebeval.cli.try_run import (
     copy_working_tree,
     describe_usage,
     read_pages,
-    take_snapshot,
+    take_directory_snapshot,
     wait_for_change,
     write_upload,
 )
@@ -123,7 +123,9 @@ class WatchTests(SynchronousTestCase):
         root.mkdir()
         (root / "a").touch()
         outside = root.with_suffix(".py")
-        take = partial(take_snapshot, root, {"source": outside, "text": "x"}, root / "saved")
+        take = partial(
+            take_directory_snapshot, root, {"source": outside, "text": "x"}, root / "saved"
+        )
         seen = take()
         waiting = Deferred.fromCoroutine(wait_for_change(clock, take, seen))
 

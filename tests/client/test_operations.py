@@ -36,7 +36,7 @@ from tawebeval_client import (
 )
 from tawebeval_client.backoff import Backoff
 from tawebeval_client.http import HttpRequest, Repetition, RequestFailure, Response
-from tawebeval_client.operations import ClientSettings, normalize_server_url
+from tawebeval_client.operations import BaseClient, normalize_server_url
 from tests import EXAMPLES
 from tests.cases.client import ClientTestCase, Fate, Line, gathered, text
 from tests.fakes.world import EPOCH
@@ -295,7 +295,7 @@ class Pause:
     seconds: float
 
 
-class SteppingClient(ClientSettings):
+class SteppingClient(BaseClient):
     """A client that suspends an operation for each request and each pause."""
 
     @coroutine

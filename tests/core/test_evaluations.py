@@ -19,9 +19,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.evaluations import (
     DAEMON_NAME_PATTERN,
     IDENTIFIER_PATTERN,
-    LONG_DURATION_BOUNDS,
+    LONG_DURATION_BUCKETS,
     SECRET_KEY_BYTES,
-    SHORT_DURATION_BOUNDS,
+    SHORT_DURATION_BUCKETS,
     TRANSITIONS,
     EvaluationCounters,
     EvaluationState,
@@ -78,7 +78,7 @@ class HistogramTests(SynchronousTestCase):
         self.assertEqual(histogram.sum, sum(values))
 
     def test_bounds_ascend(self) -> None:
-        for bounds in (LONG_DURATION_BOUNDS, SHORT_DURATION_BOUNDS):
+        for bounds in (LONG_DURATION_BUCKETS, SHORT_DURATION_BUCKETS):
             self.assertEqual(sorted(set(bounds)), list(bounds))
 
 

@@ -21,7 +21,7 @@ from tawebeval.cli import main
 from tawebeval.daemon import doctor
 from tawebeval.daemon.doctor import Finding, Severity
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.linux import rlimits
+from tawebeval.linux import daemon_limits
 from tawebeval.sandbox import probe
 from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
 from tests.cases.roots import make_root
@@ -149,10 +149,10 @@ NO_OVERLAYS = assign("trees.overlay_problem", "no such device")
 FEW_WATCHES = write("max_user_watches", "301499\n")
 OPEN_FILE = write("tawebeval.toml", "", 0o666)
 OVERLAYS = replace(probe, "probe_overlays_or_copies", gives(PROBLEM))
-NO_WATCHES = replace(rlimits, "EPOLL_WATCH_LIMIT_FILE", Path("/nonexistent"))
-SOME_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(4096))
-FEW_DESCRIPTORS = replace(rlimits, "count_allowed_descriptors", gives(100))
-FEW_PROCESSES = replace(rlimits, "count_allowed_processes", gives(400))
+NO_WATCHES = replace(daemon_limits, "EPOLL_WATCH_LIMIT_FILE", Path("/nonexistent"))
+SOME_DESCRIPTORS = replace(daemon_limits, "count_allowed_descriptors", gives(4096))
+FEW_DESCRIPTORS = replace(daemon_limits, "count_allowed_descriptors", gives(100))
+FEW_PROCESSES = replace(daemon_limits, "count_allowed_processes", gives(400))
 WITH_TOKENS = write("tokens", TOKEN)
 SETTING_FAULTS = (
     Fault(WEAKER, "sandbox: network…-> remove sandbox.network", "[sandbox]\nnetwork = true"),
@@ -267,8 +267,8 @@ class CheckTests(DoctorTestCase):
             self.assertIn(said, found.description)
 
     def test_machine_without_bounds_is_ok(self) -> None:
-        self.replace(rlimits, "count_allowed_descriptors", gives(2**31 - 1))
-        self.replace(rlimits, "count_allowed_processes", gives(None))
+        self.replace(daemon_limits, "count_allowed_descriptors", gives(2**31 - 1))
+        self.replace(daemon_limits, "count_allowed_processes", gives(None))
         found = self.check_ok(RUNNING)
         self.assertIn("any number allowed, and up to 560 may", str(found[-1]))
 
@@ -295,7 +295,7 @@ class CheckTests(DoctorTestCase):
         def refuse(command: str) -> None:
             raise ConfigurationError("not as root", f"as root: {command} --user NAME")
 
-        self.replace(doctor, "refuse_root", refuse)
+        self.replace(doctor, "check_user_and_locale", refuse)
         _, found = self.examine()
         self.assertEqual((found.component, found.severity), ("user", BROKEN))
         for words in ("as root: tawebeval doctor --user NAME", "systemd-run"):

@@ -26,7 +26,7 @@ from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.starting import InheritedResources
 from tawebeval.evaluations.store import EvaluationDetails, RunRow
-from tawebeval.linux.rlimits import PROCESS_LIMIT_REMEDY
+from tawebeval.linux.daemon_limits import PROCESS_LIMIT_REMEDY
 from tawebeval.sandbox.probe import ProbeDirectories
 from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.roots import make_root
@@ -148,7 +148,7 @@ class StartupTests(SynchronousTestCase):
 
     def test_missing_thread_for_the_trash_stops_the_start(self) -> None:
         self.patch(module, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
-        self.assertEqual(self.refused(), f"tawebeval: threads: {PROCESS_LIMIT_REMEDY}")
+        self.assertEqual(self.refused(), f"tawebeval: threads; {PROCESS_LIMIT_REMEDY}")
 
     def test_missing_limits_are_reported_in_one_line_each(self) -> None:
         self.parts.unenforced_resources = ("memory", "{problem}")

@@ -20,8 +20,8 @@ from zope.interface.verify import verifyObject
 from tawebeval.daemon import assembly, tap
 from tawebeval.daemon.reload import ReloadService
 from tawebeval.daemon.tap import Options, makeService
-from tawebeval.linux import rlimits
-from tawebeval.linux.privileges import refuse_root
+from tawebeval.linux import daemon_limits
+from tawebeval.linux.privileges import check_user_and_locale
 from tests.cases.databases import close_databases_at_end
 from tests.cases.own_python import printed_by
 from tests.fakes.sandbox import NO_CGROUPS
@@ -51,7 +51,7 @@ class OptionsTests(SynchronousTestCase):
 class MakeServiceTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
-        self.patch(tap, "refuse_root", lambda: None)
+        self.patch(tap, "check_user_and_locale", lambda: None)
         self.patch(assembly, "drop_privileges", lambda: None)
         self.reactor = MemoryReactorClock()
         environment = {"STATE_DIRECTORY": f"{self.root}/s", "CACHE_DIRECTORY": f"{self.root}/c"}
@@ -127,14 +127,14 @@ class MakeServiceTests(SynchronousTestCase):
     def test_too_low_hard_limit_is_refused(self) -> None:
         self.root.mkdir()
         self.patch(
-            rlimits,
+            daemon_limits,
             "get_hard_limit",
             lambda number, _pid=0: 10 if number == resource.RLIMIT_FSIZE else None,
         )
         self.assertIn("tawebeval: limits.file_size: ", self.fail_to_make())
 
     def test_too_few_processes_are_warned_of(self) -> None:
-        self.patch(rlimits, "count_allowed_processes", lambda: 10)
+        self.patch(daemon_limits, "count_allowed_processes", lambda: 10)
         with capturedLogs() as events:
             self.make()
         said = [str(formatEvent(event)) for event in events]
@@ -149,7 +149,7 @@ class MakeServiceTests(SynchronousTestCase):
         self.assertFalse(self.root.exists())
 
     def test_root_is_refused_before_anything_is_made(self) -> None:
-        self.patch(tap, "refuse_root", refuse_root)
+        self.patch(tap, "check_user_and_locale", check_user_and_locale)
         self.patch(os, "getresuid", lambda: (0, 1000, 1000))
         self.assertIn("as root: tawebeval serve --user NAME", self.fail_to_make())
         self.assertFalse(self.root.exists())
@@ -185,7 +185,7 @@ def end():
     print(abs(reactor.seconds() - time.monotonic()))
     raise SystemExit
 
-tap.refuse_root = end
+tap.check_user_and_locale = end
 tap.makeService(None)
 """
 

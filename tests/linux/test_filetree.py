@@ -18,7 +18,7 @@ from tawebeval.linux.filetree import (
     add_path_to_errors,
     copy_tree,
     describe_disk_error,
-    is_disk_full,
+    is_disk_full_error,
     measure_tree,
     mentions_disk_full,
     remove_tree,
@@ -350,7 +350,7 @@ class DiskFaultsTests(SynchronousTestCase):
             said = os.strerror(number)
             error = self.raised(number, said)
             self.assertEqual(
-                (is_disk_full(error), mentions_disk_full(f"sh: {said}!")), (full, full)
+                (is_disk_full_error(error), mentions_disk_full(f"sh: {said}!")), (full, full)
             )
             remedy = "; free some disk space" if full else ""
             self.assertEqual(describe_disk_error(error), f"{PATH}: {said}{remedy}")

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import shlex
+import sys
 from pathlib import Path
 from unittest import SkipTest
 
@@ -13,7 +14,12 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.privileges import become_user, build_user_environment, check_owner, refuse_root
+from tawebeval.linux.privileges import (
+    become_user,
+    build_user_environment,
+    check_owner,
+    check_user_and_locale,
+)
 from tests.cases.own_python import printed_by
 
 NOBODY = pwd.getpwnam("nobody")
@@ -27,10 +33,16 @@ class RefusalTests(SynchronousTestCase):
     def test_root_is_told_the_command(self) -> None:
         for users in ((0, 0, 0), (1000, 1000, 0), (0, 1000, 1000)):
             self.patch(os, "getresuid", lambda users=users: users)
-            error = self.assertRaises(ConfigurationError, refuse_root)
+            error = self.assertRaises(ConfigurationError, check_user_and_locale)
             self.assertIn("as root: tawebeval serve --user NAME", str(error))
         self.patch(os, "getresuid", lambda: (1000, 1000, 1000))
-        refuse_root()
+        check_user_and_locale()
+
+    def test_locale_whose_file_names_are_not_utf_8_is_refused(self) -> None:
+        self.patch(sys, "getfilesystemencoding", lambda: "iso8859-1")
+        error = self.assertRaises(ConfigurationError, check_user_and_locale)
+        self.assertIn("file names in iso8859-1, not in UTF-8", str(error))
+        self.assertIn("LC_ALL=C.UTF-8", str(error))
 
     def test_root_and_its_group_are_no_users_to_become(self) -> None:
         self.check_refused("adduser --system", "nobody-of-this-name")

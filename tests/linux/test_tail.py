@@ -30,7 +30,7 @@ from tawebeval.linux.starter_client import (
     StartedProgram,
     StateListener,
 )
-from tawebeval.linux.tail import POLL_SECONDS, FileTail, FileWatcher, ProgramFiles, TailedProcess
+from tawebeval.linux.tail import POLL_SECONDS, FileTail, FileWatcher, TailContext, TailedProcess
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import Keeping, StarterCase
 
@@ -43,7 +43,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.threads import deferToThread
 from tawebeval.linux.starter_client import StartedProgram, StarterClient
 from tawebeval.linux.tail import FileWatcher
-from tawebeval.linux.tail import ProgramFiles, TailedProcess
+from tawebeval.linux.tail import TailContext, TailedProcess
 
 path, directory, pid, start_time, copy = sys.argv[1:]
 
@@ -61,9 +61,9 @@ class Copying(ProcessProtocol):
 output = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 client = StarterClient.connect(Path(path))
 client.attach(reactor)
-files = ProgramFiles(reactor, client, FileWatcher(reactor), deferToThread)
+context = TailContext(reactor, client, FileWatcher(reactor), deferToThread)
 program = StartedProgram(Path(directory), int(pid), int(start_time))
-TailedProcess(files, Copying(), program, stdout_offset=os.fstat(output).st_size)
+TailedProcess(context, Copying(), program, stdout_offset=os.fstat(output).st_size)
 reactor.run()
 """
 
@@ -109,9 +109,9 @@ class PlayedTests(SynchronousTestCase):
         self.protocol = Keeping()
 
     def connect(self, stdout_offset: int = 0) -> TailedProcess:
-        files: Any = (self.clock, self.starter, self.watcher, lambda call: succeed(call()))
+        context: Any = (self.clock, self.starter, self.watcher, lambda call: succeed(call()))
         program = StartedProgram(self.directory, 7, 9)
-        process = TailedProcess(ProgramFiles(*files), self.protocol, program, stdout_offset)
+        process = TailedProcess(TailContext(*context), self.protocol, program, stdout_offset)
         for opened in process._tails:
             self.addCleanup(opened.close)
         return process
@@ -355,8 +355,8 @@ class TailTests(SynchronousTestCase):
             self.ends.append(problem)
 
         starter, watcher = PlayedStarter(), PlayedWatcher()
-        files = ProgramFiles(self.clock, starter, watcher, run_in_thread)
-        self.tail = FileTail(files, str(self.path), 0, 1, take_data, take_end)
+        context = TailContext(self.clock, starter, watcher, run_in_thread)
+        self.tail = FileTail(context, str(self.path), 0, 1, take_data, take_end)
         self.addCleanup(self.tail.close)
 
     @property

@@ -52,7 +52,7 @@ from tawebeval.core.hosts import (
     compute_address_group,
 )
 from tawebeval.core.tokens import ANONYMOUS_CALLER, ANONYMOUS_TOKEN
-from tawebeval.deferreds import Condition, wait_until
+from tawebeval.deferreds import Condition, wait_until_true
 from tawebeval.errors import (
     HeaderTooLarge,
     MalformedRequest,
@@ -1032,6 +1032,6 @@ class ApiSite(Site):
         for seconds in (first, timeout - first):
             for connection in list(self._connections):
                 connection.drain_connection()
-            await wait_until(lambda: not self._connections, self._removed, seconds, self.clock)
+            await wait_until_true(lambda: not self._connections, self._removed, seconds, self.clock)
         for connection in list(self._connections):
             connection.forceAbortClient()

@@ -28,7 +28,7 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException
 
 from tawebeval import __version__, errors
-from tawebeval.core.evaluations import IDENTIFIER_PATTERN, SHORT_DURATION_BOUNDS, Histogram
+from tawebeval.core.evaluations import IDENTIFIER_PATTERN, SHORT_DURATION_BUCKETS, Histogram
 from tawebeval.errors import (
     HeaderTooLarge,
     MalformedRequest,
@@ -475,7 +475,7 @@ class RequestLog:
     is_enabled: bool = False
     response_counts: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
     response_durations: defaultdict[str, Histogram] = attrs.field(
-        factory=lambda: defaultdict(lambda: Histogram(SHORT_DURATION_BOUNDS))
+        factory=lambda: defaultdict(lambda: Histogram(SHORT_DURATION_BUCKETS))
     )
 
     def record_response(

@@ -368,7 +368,7 @@ class Judge:
         extra = [file for file in beside if file.suffix in _HEADERS or file.name in mains]
         return segi_judge.build(named, options, main=mains[0] if mains else None, extra=extra)
 
-    def build_own(self, path: Path) -> segi.Solution:
+    def build_package_program(self, path: Path) -> segi.Solution:
         """Build a program of the package, once."""
         if path not in self.programs:
             if path.suffix:
@@ -393,7 +393,7 @@ class Judge:
             return path
         if task.generator is None:
             raise segi_judge.PackageError(f"no input/input{number}.txt and no gen/generator")
-        program = self.build_own(task.generator)
+        program = self.build_package_program(task.generator)
         place = task.generator.parent
         result = segi.run(
             [*program.command, *case.arguments],
@@ -460,7 +460,8 @@ class Judge:
         if self.task.checker is None:
             judgement = segi.compare_exact(_strip(printed), _strip(expected.read_bytes()))
             return Outcome(judgement, float(judgement.is_accepted))
-        checker, output = self.build_own(self.task.checker), segi.make_directory() / "output"
+        checker = self.build_package_program(self.task.checker)
+        output = segi.make_directory() / "output"
         output.write_bytes(printed)
         result = segi_judge.run_checker(checker, [source, expected, output])
         output.unlink()  # of many cases, outputs would fill the disk
@@ -474,7 +475,7 @@ class Judge:
         """
         task = self.task
         assert task.manager is not None, "a communication task"
-        manager, place = self.build_own(task.manager), segi.make_directory()
+        manager, place = self.build_package_program(task.manager), segi.make_directory()
         shutil.copyfile(source, place / "input.txt")
         count = task.processes
         has_stub = any(file.stem == "stub" for file in task.list_beside("stub"))
@@ -561,7 +562,7 @@ class Judge:
             pair.mkdir()
             for name in ("in", "out"):
                 os.mkfifo(pair / name)
-        controller = self.build_own(path)
+        controller = self.build_package_program(path)
         wall = 5 * self.limits["time"] + 5
         programs: list[segi.Program] = []
         threads: list[threading.Thread] = []
@@ -693,7 +694,7 @@ def build_programs(root: Path) -> None:
     place = Path(os.environ["TEMPORARY_DIRECTORY"])
     for program in (task.checker, task.manager, task.controller):
         if program is not None:
-            judge.build_own(program)
+            judge.build_package_program(program)
     for number in range(len(task.cases)):
         files = {f"input/input{number}.txt": judge.find_input(number)}
         if task.manager is None and task.controller is None:
@@ -717,7 +718,7 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
         return
     judge = Judge(task, segi_judge.Options(None, explains=True))
     for case, number in sorted(task.owners.items()):
-        program, source = judge.build_own(path), judge.find_input(case)
+        program, source = judge.build_package_program(path), judge.find_input(case)
         found = segi_judge.run_validator(program, source, [str(number)], by_path=True)
         yield f"{case:03}", found
 

@@ -1,4 +1,4 @@
-"""`linux.rlimits`: no setting asks for more than the daemon itself may have."""
+"""`linux.daemon_limits`: no setting asks for more than the daemon itself may have."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tawebeval.config import (
     RepositoryFetchSettings,
 )
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import rlimits
-from tawebeval.linux.rlimits import (
+from tawebeval.linux import daemon_limits
+from tawebeval.linux.daemon_limits import (
     MIN_HTTP_CONNECTIONS,
     assess_process_limit,
     check_hard_limits,
@@ -84,7 +84,7 @@ class ProcessesTests(CeilingsTestCase):
     def test_allowed_processes_are_the_least_of_user_and_groups(self) -> None:
         machine = FakeMachine(Path(self.mktemp()).absolute())
         own = machine.own
-        self.patch(rlimits, "find_own_cgroup", lambda: str(own))
+        self.patch(daemon_limits, "find_own_cgroup", lambda: str(own))
         around = own.parent / "pids.max"
         self.assertIsNone(count_allowed_processes())
         around.write_text("500\n")
@@ -97,13 +97,13 @@ class ProcessesTests(CeilingsTestCase):
         self.assertEqual(count_allowed_processes(), 300)
 
     def test_machine_without_cgroups_has_no_limit_of_theirs(self) -> None:
-        self.patch(rlimits, "find_own_cgroup", lambda: None)
+        self.patch(daemon_limits, "find_own_cgroup", lambda: None)
         self.assertIsNone(count_allowed_processes())
 
     def test_one_process_too_few_is_a_problem_with_a_remedy(self) -> None:
         wanted = count_needed_processes(USUAL)
         for there in (None, wanted, wanted - 1):
-            self.patch(rlimits, "count_allowed_processes", lambda there=there: there)
+            self.patch(daemon_limits, "count_allowed_processes", lambda there=there: there)
             self.assertEqual(len(assess_process_limit(USUAL).problems), there == wanted - 1, there)
         (problem,) = assess_process_limit(USUAL).problems
         said = f"{wanted - 1} allowed, and up to {wanted} may be needed; raise TasksMax="

@@ -97,13 +97,11 @@ def assess_descriptor_limit(configuration: Configuration) -> LimitAssessment:
     """
     there, wanted = count_allowed_descriptors(), count_needed_descriptors(configuration)
     fewest = _descriptors_besides(configuration) + MIN_HTTP_CONNECTIONS
+    remedy = f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower"
     if there < fewest:
-        raise ConfigurationError(
-            f"file descriptors: {there} allowed, and at least {fewest} are needed",
-            f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower evaluations.running",
-        )
-    remedy = f"set LimitNOFILE={wanted} in the unit (or ulimit -n), or lower http.connections"
-    return LimitAssessment(there, wanted, remedy)
+        what = f"file descriptors: {there} allowed, and at least {fewest} are needed"
+        raise ConfigurationError(what, f"{remedy} evaluations.running")
+    return LimitAssessment(there, wanted, f"{remedy} http.connections")
 
 
 def count_needed_descriptors(configuration: Configuration) -> int:
@@ -147,9 +145,8 @@ def limit_connections(configuration: Configuration) -> Configuration:
 def assess_process_limit(configuration: Configuration) -> LimitAssessment:
     """Compare the limit of processes with their need. Blocks, hardly. Raises OSError."""
     wanted = count_needed_processes(configuration)
-    remedy = (
-        f"{PROCESS_LIMIT_REMEDY}, to {wanted}; or lower evaluations.running or limits.processes"
-    )
+    lower = "lower evaluations.running or limits.processes"
+    remedy = f"{PROCESS_LIMIT_REMEDY}, to {wanted}; or {lower}"
     return LimitAssessment(count_allowed_processes(), wanted, remedy)
 
 
