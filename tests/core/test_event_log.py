@@ -95,6 +95,15 @@ class TimeTests(SynchronousTestCase):
         self.assertLess(batch.count, 1500)
         self.assertGreater(batch.count, 1000)
 
+    def test_each_event_has_the_time_of_its_write(self) -> None:
+        ring = EventRing()
+        for count, time in ((2, 5), (1, 5), (1, 7), (2, 6)):
+            ring.append_batch(batch_of(count), time)
+        expected = ["5", "5", "5", "7", "6", "6"]
+        for first in range(6):
+            ring.acknowledge(first // 2)
+            self.assertEqual(timed(ring.read_events(first, PLENTY, to_ms).lines), expected[first:])
+
 
 def numbers(first: int, count: int) -> EventBatch:
     """Return `count` events, each of 31 bytes, the payload of which is its number."""

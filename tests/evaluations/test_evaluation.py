@@ -277,6 +277,36 @@ class LifeTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.evaluation.limits, limits)
 
+    def test_processes_left_by_the_run_are_gone_before_its_end(self) -> None:
+        self.world.sandbox.orphans.shut = True
+        self.begin()
+        sandboxed = self.world.sandbox.last
+        self.world.child.exit()
+        self.world.turn()
+        self.assertFalse(self.evaluation.details.state.has_ended)
+        self.assertEqual(sandboxed.closed, 0)
+        self.assertTrue((self.root / "some").exists())
+        self.world.sandbox.orphans.open()
+        self.assert_over(EvaluationState.FINISHED, None)
+        self.assertEqual((len(sandboxed.started_as), sandboxed.closed), (1, 1))
+
+    def test_each_change_is_saved(self) -> None:
+        saved: list[tuple[str, bool]] = []
+
+        def save(evaluation: Evaluation) -> None:
+            saved.append((evaluation.details.state.value, evaluation.run is not None))
+
+        (self.root / "upload").rename(self.mktemp())
+        first = self.make()
+        self.evaluation = Evaluation(first.details, first.workspace, first.context, save)
+        self.begin()
+        self.assertEqual(saved, [("running", True)])
+        self.evaluation.stop(CANCELLED)
+        self.assertEqual(set(saved[1:]), {("running", True)})
+        self.world.child.end()
+        self.world.turn()
+        self.assertEqual(saved[-1], ("cancelled", False))
+
 
 class ClusterTests(EvaluationTestCase):
     def setUp(self) -> None:

@@ -356,3 +356,9 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["usage"]["cpu_seconds"], used)
         self.assertEqual(document["running"], "2023-11-14T22:13:20.000+00:00")
         self.assertEqual(document["ended"], "2023-11-14T22:13:21.500+00:00")
+
+    def test_status_tells_no_exit_while_orphans_are_ended(self) -> None:
+        self.world.sandbox.orphans.shut = True
+        self.begin()
+        self.world.child.exit()
+        self.assertEqual((self.status()["exit"], self.status()["state"]), (None, "running"))

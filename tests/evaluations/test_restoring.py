@@ -165,6 +165,17 @@ class WaitingTests(RestoringTestCase):
         self.assertRaises(EvaluationExpired, self.registry.get_status, broken)
         self.assertIn(broken, self.world.store.rows)
 
+    def test_commit_that_was_being_fetched_is_fetched_again(self) -> None:
+        self.world.repositories.remote = self.world.repositories.gate.shut = True
+        identifier = self.accept()
+        self.assertEqual(self.states(identifier), ["fetching"])
+        self.world.repositories.asked.clear()
+        self.restart()
+        self.assertEqual(self.states(identifier), ["fetching"])
+        self.assertEqual(len(self.world.repositories.asked), 1)
+        self.world.repositories.gate.open()
+        self.assertEqual(self.states(identifier), ["running"])
+
 
 class RunningTests(RestoringTestCase):
     def test_events_go_on_with_the_state_of_the_parser(self) -> None:

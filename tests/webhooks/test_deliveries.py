@@ -19,7 +19,7 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings
-from tawebeval.errors import ForbiddenHost, InvalidField
+from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
 from tawebeval.webhooks import deliveries
 from tawebeval.webhooks.deliveries import (
     DELIVERY_OVERHEAD_BYTES,
@@ -373,6 +373,10 @@ class OpenTests(SynchronousTestCase):
         (reloadable,) = callbacks.list_reloadable_files()
         reloadable.apply_content(reloadable.read_files())
         self.assertRaises(InvalidField, callbacks.create_callback, URL, "")
+
+    def test_missing_secrets_stop_the_start(self) -> None:
+        error = self.assertRaises(ConfigurationError, self.open, CallbackSettings("/nonexistent"))
+        self.assertTrue(str(error).startswith("callbacks.secrets: "), str(error))
 
 
 class CallbackTests(SynchronousTestCase):

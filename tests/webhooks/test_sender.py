@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from socket import EAI_AGAIN, gaierror
 from typing import Any
 
@@ -18,7 +20,7 @@ from twisted.internet.error import (
     NoRouteError,
     TCPTimedOutError,
 )
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
@@ -37,22 +39,27 @@ from zope.interface import implementer
 
 from tawebeval.config import CallbackSettings
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
+from tawebeval.deferreds import FairQueue
 from tawebeval.errors import ForbiddenHost
 from tawebeval.pinned_agent import (
     MAX_RESPONSE_BYTES,
     CachedPolicyForHTTPS,
     CheckedResolver,
     PinnedAgent,
+    SystemResolver,
 )
 from tawebeval.webhooks.deliveries import (
+    ATTEMPT_TIMEOUT,
     AttemptResult,
     WebhookSender,
     make_callback_queue,
 )
 from tawebeval.webhooks.records import parse_callback_url
 from tawebeval_client.backoff import RequestOutcome
+from tests.cases.secrets import OLD, format_secret
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH
+from tests.webhooks.test_deliveries import end_all_deliveries
 
 URL = "http://receiver.example/hook?key=1"
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -395,3 +402,60 @@ class OpenTests(SynchronousTestCase):
             self.assertIn(word, str(error))
         for host in ("8.8.8.8", "10.0.0.1"):
             sender.check_url(f"http://{host}/")
+
+
+class MinuteThreads:
+    """Eight threads, each of which is busy for a minute with any call."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.free = 8
+        self.waiting: list[Deferred[None]] = []
+
+    async def run_in_thread(self, call: Callable[[], object]) -> Sequence[IPAddress]:
+        if not self.free:
+            self.waiting.append(Deferred())
+            await self.waiting[-1]
+        self.free -= 1
+        call()
+        await deferLater(self.clock, 60)
+        self.free += 1
+        if self.waiting:
+            self.waiting.pop(0).callback(None)
+        return ()
+
+
+class LookupTests(SynchronousTestCase):
+    def test_hosts_of_one_caller_without_name_servers_do_not_delay_another(self) -> None:
+        asked: list[str] = []
+        self.patch(socket, "getaddrinfo", lambda host, *_, **__: asked.append(host) or ())
+        secrets = Path(self.mktemp())
+        secrets.write_text(f"alice {format_secret(OLD)}\nbob {format_secret(OLD)}")
+        clock = MemoryReactorClock()
+        threads: Any = MinuteThreads(clock)
+        callbacks = make_callback_queue(
+            CallbackSettings(secrets=str(secrets)),
+            {},
+            SystemResolver(threads, FairQueue(8, running_per_caller=4)),
+            clock,
+            lambda size: bytes(size - 2) + len(asked).to_bytes(2, "big"),
+            clock.seconds,
+        )
+
+        def send(caller: str, host: str) -> None:
+            callback = callbacks.create_callback(f"https://{host}/", caller)
+            callback.webhook_id = host
+            callbacks.start_delivery(callback, "some")
+
+        for number in range(200):
+            send("alice", f"host{number}.example")
+        for _ in range(120):
+            clock.advance(1)
+        send("bob", "bob.example")
+        for _ in range(ATTEMPT_TIMEOUT - 1):
+            clock.advance(1)
+        self.assertIn("bob.example", asked)
+        end_all_deliveries(callbacks)
+        for _ in range(60):  # no look-up may wake another while the garbage is collected
+            clock.advance(60)
+        self.assertEqual((threads.free, threads.waiting), (8, []))
