@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
 
-# Of two emulated processors each waits for the other, and may see half of an instruction that the
-# other replaces in the kernel, which panics then.
-_CPUS, _MEMORY = "1", "2560M"
-# On one, without what makes the kernel slow there, programs take half of the processor time.
-_EMULATED = ("tcg", "max,-erms")
+_MEMORY = "2560M"
+# Accelerator, kind and number of processors, and options of the kernel. Of two emulated processors
+# each waits for the other, and may see half of an instruction that the other replaces in the
+# kernel, which panics then. On one, without what makes the kernel slow there, programs take half of
+# the processor time.
+_EMULATED = ("tcg", "max,-erms", "1", " mitigations=off init_on_alloc=0")
+_KVM = ("kvm", "host", "2", "")
 _CMDLINE = (
-    "root=/dev/vda rw console=ttyS0 quiet loglevel=1 panic=-1 mitigations=off init_on_alloc=0"
+    "root=/dev/vda rw console=ttyS0 quiet loglevel=1 panic=-1"
     " systemd.show_status=0 apparmor=1 security=apparmor"
 )
 
@@ -60,14 +62,15 @@ def boot(folder: Path, given: Path, work: Path, patience: float) -> Iterator[str
     if not disk.exists():
         subprocess.run(["cp", "--sparse=always", folder / "disk", disk], check=True)
     subprocess.run(["tar", "-cf", archive, "-C", given, "."], check=True)
-    processor = ("kvm", "host") if accelerator() == "kvm" else _EMULATED
+    kind, processor, count, options = _KVM if accelerator() == "kvm" else _EMULATED
     command = [
         # Whatever ends this ends the machine.
         *("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-M", "q35"),
-        *("-accel", processor[0], "-cpu", processor[1], "-smp", _CPUS, "-m", _MEMORY),
+        *("-accel", kind, "-cpu", processor, "-smp", count, "-m", _MEMORY),
         *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"),
         *("-device", "virtio-rng-pci", "-serial", f"file:{console}", "-serial", "stdio"),
-        *("-kernel", folder / "vmlinuz", "-initrd", folder / "initrd", "-append", _CMDLINE),
+        *("-kernel", folder / "vmlinuz", "-initrd", folder / "initrd"),
+        *("-append", _CMDLINE + options),
         *("-drive", f"file={disk},format=raw,if=virtio"),
         *("-drive", f"file={archive},format=raw,if=virtio,readonly=on"),
     ]
