@@ -305,8 +305,8 @@ class SimulatedThreads:
             await self.clock.sleep(self._free_at - now + self.costs.start)
             if evaluation.stop_reason is not None:
                 raise evaluation.stop_reason
-            stdout = open_stdout(evaluation, markers)
-            run = make_run(evaluation, checkout, sandboxed, stdout)
+            open_stdout(evaluation, markers)
+            run = make_run(evaluation, checkout, sandboxed)
             return run, run.start_process(checkout.path)
         return None
 
