@@ -40,9 +40,10 @@ const DATA =
   "[translate=no], pre, code, dd, .lines, .cm-editor, .branch, .file, #statement-text, th .hint";
 const isSeen = (one) => (one.closest("select") ?? one).checkVisibility() && !one.closest(DATA);
 const strip = (text) => {
+  text = text.replace(/\b[a-z2-7]{40}\b/gu, "");  // before words, which may stand in one
   for (let former; text !== former; ) text = (former = text).replace(/⟦[^⟦⟧]*⟧/gu, "");
   for (const word of words) text = text.replaceAll(word, "");
-  return text.replace(/\bvor \d+ \p{L}+|\b[KM]?i?B\b|\b[a-z2-7]{40}\b/gu, "");
+  return text.replace(/\bvor \d+ \p{L}+|\b[KM]?i?B\b/gu, "");
 };
 const texts = [document.title];
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
