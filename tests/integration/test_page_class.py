@@ -220,8 +220,14 @@ class ClassTests(BrowserTestCase):
         give(self.folder / "dan.zip")
         await self.browser.write("#class-zip", str(self.folder / "dan.zip"))
         await self.browser.shows("#class-start", "Evaluate 1 submission")
-        rows = await self.browser.script(ROWS)
-        self.assertEqual(rows, [*before, ["dan", "main.txt", "", ""]])
+        rows = [*before, ["dan", "main.txt", "", ""]]
+        self.assertEqual(await self.browser.script(ROWS), rows)
+        with zipfile.ZipFile(self.folder / "ann.zip", "w") as archive:
+            archive.writestr("src/", "")
+        give(self.folder / "ann.zip")
+        await self.browser.write("#class-zip", str(self.folder / "ann.zip"))
+        await self.browser.until("document.getElementById('class-hint').textContent === ''")
+        self.assertEqual(await self.browser.script(ROWS), rows)  # what she has submitted stays
 
     async def check_share(self) -> None:
         """Share the open evaluation; the link shows it without a token until it is revoked."""

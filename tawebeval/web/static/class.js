@@ -165,7 +165,8 @@ export class ClassView {
     const rows = findStudents(this.sources, Math.max(1, fields.length)).map((student) => {
       const assigned = assignFiles(student.files, fields, extensions);
       const row = former.get(student.name);
-      return row?.submits(assigned) ? row : new Row(student, assigned);
+      const isNew = student.files.length > 0 && !row?.submits(assigned);
+      return row === undefined || isNew ? new Row(student, assigned) : row;
     });
     const names = new Set(rows.map((row) => row.name));
     this.rows = [...rows, ...this.former.filter((row) => !names.has(row.name))];
