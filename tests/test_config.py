@@ -505,6 +505,7 @@ class ExampleTests(SynchronousTestCase):
     def test_values_of_the_example_are_the_defaults_literally(self) -> None:
         shown = tomllib.loads(EXAMPLE.read_text("utf-8"))
         self.assertEqual(shown, msgspec.json.decode(msgspec.json.encode(Configuration())))
+        self.assertEqual(parse_configuration(EXAMPLE.read_text("utf-8")), Configuration())
 
     def test_each_setting_of_the_example_has_a_comment_with_its_unit(self) -> None:
         lines = EXAMPLE.read_text("utf-8").splitlines()

@@ -92,6 +92,13 @@ class OneShotTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(other), 3)
         self.assertEqual(self.successResultOf(event.wait()), 3)
 
+    def test_changes_to_one_waiters_deferred_do_not_reach_others(self) -> None:
+        event: OneShotEvent[int] = OneShotEvent()
+        first, second = event.wait(), event.wait()
+        first.addCallback(lambda value: value + 1)
+        event.set_value(1)
+        self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (2, 1))
+
 
 class CallbackTests(SynchronousTestCase):
     """`OneShotEvent.add_callback`: callbacks without a Deferred."""

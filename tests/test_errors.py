@@ -55,3 +55,13 @@ class MessageTests(SynchronousTestCase):
             *((64 * 2**20, "64 MiB"), (3 * 2**29, "1.5 GiB"), (2**40, "1 TiB")),
         ):
             self.assertEqual(errors.format_size(size), shown)
+
+
+class FamilyTests(SynchronousTestCase):
+    """The two families, and the one root."""
+
+    def test_all_errors_have_one_root(self) -> None:
+        for value in vars(errors).values():
+            if isinstance(value, type) and issubclass(value, Exception):
+                self.assertTrue(issubclass(value, errors.TawebevalError), value)
+        self.assertFalse(issubclass(errors.EvaluationFailure, errors.RequestError))

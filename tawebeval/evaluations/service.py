@@ -462,7 +462,7 @@ class EvaluationRegistry:
         evaluation = self._make_evaluation(details)
         self.submissions.share.take(details.upload_size, details.caller)
         self._add(evaluation)
-        self.context.counters.record_restored_evaluation(state)
+        self.context.counters.record_restored_evaluation(details.state)
         if state.has_ended:
             if details.is_cleaned_up or upload is None:
                 details.upload_directory = None

@@ -191,13 +191,12 @@ class _Start:
         details, context = self._evaluation.details, self._evaluation.context
         await context.fetch_slots.acquire_slot(details.identifier, details.caller)
         self._evaluation.enter_state(EvaluationState.FETCHING)
-        try:
-            await self._resolve_branch()
-            checkout = await context.checkout_source.check_out_commit(*self._checkout_arguments())
-            details.set_commit(checkout.commit)
-            checkout.release()  # a queued evaluation pins nothing in the cache
-        finally:
-            context.fetch_slots.release_slot_keep_quota(details.identifier)
+        await self._resolve_branch()
+        checkout = await context.checkout_source.check_out_commit(*self._checkout_arguments())
+        details.set_commit(checkout.commit)
+        checkout.release()  # a queued evaluation pins nothing in the cache
+        # After a failure the end of the evaluation gives it back.
+        context.fetch_slots.release_slot_keep_quota(details.identifier)
 
     async def _wait_for_slot(self) -> None:
         """Wait for a run slot; in the queue, too, while the caller's events leave no room."""

@@ -213,7 +213,7 @@ class LogTests(SynchronousTestCase):
     def test_only_the_newest_segment_ends_and_only_once(self) -> None:
         self.assertEqual(self.log.read_events(0, PLENTY, str), EMPTY_BATCH)
         self.log.append_batch(EMPTY_BATCH, 0)
-        self.assertFalse(self.log.can_end_segment)
+        self.assertFalse(self.log.segments or self.log.can_end_segment)
         self.log.append_batch(number(0), 0)
         self.assertFalse(EventLog(EventMemory(PLENTY)).can_end_segment)
         self.patch(core_events, "MAX_SEGMENT_BYTES", 100)
@@ -225,8 +225,11 @@ class LogTests(SynchronousTestCase):
         ended(self.log, 0, 1)
         ended(self.log, 2, 3)
         self.log.append_batch(number(4), 0)
+        newest = 0
         for cursor, kept in ((1, 400), (1, 400), (0, 400), (2, 300), (4, 100), (5, 0)):
+            newest = max(newest, cursor)
             self.log.acknowledge(cursor)
+            self.assertEqual(self.log.begin_cursor, newest)
             self.assertEqual(self.log._memory.share.used, kept)
         self.assertEqual((self.log.begin_cursor, self.log.end_cursor), (5, 5))
         self.log.append_batch(number(5), 0)

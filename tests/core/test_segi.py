@@ -353,6 +353,8 @@ class LongLineTests(SynchronousTestCase):
         self.check(b"\x7f" + b"\xff" * 100_000)  # the slower way of encoding
         self.check(b"x" * 99_999 + b"\xe2" + MARKERS.data_begin)
         self.assertEqual(MAX_PAYLOAD_BYTES, 65536)
+        # Or a step in a long line would come to no end.
+        self.assertLess(segi._PIECE, min(segi._BLOCK, segi._SHORT, segi._NEAR))
 
     def test_long_line_is_delivered_while_it_comes(self) -> None:
         parser = SegiParser(MARKERS)

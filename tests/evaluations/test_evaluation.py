@@ -281,7 +281,7 @@ class LifeTests(EvaluationTestCase):
         self.world.sandbox.orphans.shut = True
         self.begin()
         sandboxed = self.world.sandbox.last
-        self.world.child.exit()
+        self.world.child.end()  # they have closed stdout and stderr
         self.world.turn()
         self.assertFalse(self.evaluation.details.state.has_ended)
         self.assertEqual(sandboxed.closed, 0)
@@ -346,8 +346,10 @@ class FetchTests(EvaluationTestCase):
         self.begin()
         self.assertIs(self.evaluation.details.state, EvaluationState.FETCHING)
         self.assertEqual((self.reserved, len(self.slot)), (1, 0))
+        following = self.fetches.acquire_slot("following", "bob")
         self.world.clock.advance(1)
         self.world.repositories.gate.open()
+        self.successResultOf(following)
         self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
         self.assertEqual((len(self.slot), self.world.repositories.users), (1, 0))
         self.assertEqual(self.evaluation.details.commit, Commit(OID, TREE))

@@ -685,6 +685,14 @@ class DamageTests(ReadingTestCase):
 
 
 class FileTests(ReadingTestCase):
+    def test_archive_keeps_the_files(self) -> None:
+        self.events.keeps_acknowledged_files = True
+        self.events.acknowledge(8)
+        self.assertEqual(self.threads.waiting, [])
+        self.events.keeps_acknowledged_files = False
+        self.events.free_discarded_files()
+        self.assertEqual(len(self.threads.waiting), 1)
+
     def test_disk_error_is_logged_once(self) -> None:
         def fail(before: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -16,7 +16,7 @@ import msgspec
 from twisted.internet.defer import Deferred, succeed
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
-from tawebeval.core.evaluations import Checkout, Commit
+from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import (
     DiscardedCursor,
@@ -133,8 +133,10 @@ class WaitingTests(RestoringTestCase):
 
     def test_evaluation_that_was_stopped_as_it_started_does_not_start(self) -> None:
         identifier = self.accept()
+        self.world.repositories.asked.clear()
         self.restart(lambda row: attrs.evolve(row, run=None, failure=CANCELLED))
         self.assertEqual(self.states(identifier), ["cancelled"])
+        self.assertEqual(self.world.repositories.asked, [])
         self.assertEqual(self.consume(identifier), ["cancelled"])
         self.assertEqual(self.world.spawn.children, [])
 
@@ -175,6 +177,14 @@ class WaitingTests(RestoringTestCase):
         self.assertEqual(len(self.world.repositories.asked), 1)
         self.world.repositories.gate.open()
         self.assertEqual(self.states(identifier), ["running"])
+
+    def test_evaluation_stopped_during_its_fetch_is_counted_in_its_last_state(self) -> None:
+        self.accept()
+        stopped = {"state": EvaluationState.FETCHING, "run": None, "failure": CANCELLED}
+        self.restart(lambda row: attrs.evolve(row, **stopped))
+        counts = self.registry.context.counters.counts_by_state
+        found = {state: count for state, count in counts.items() if count}
+        self.assertEqual(found, {EvaluationState.CANCELLED: 1})
 
 
 class RunningTests(RestoringTestCase):

@@ -208,11 +208,27 @@ class KeptTests(RegistryTestCase):
         first, second = self.fill()
         self.assertRaises(ServerBusy, self.registry.check_readiness)
         self.send_all(second)
+        subscription = self.registry.events.subscribe(second, None)
+        assert subscription is not None
+        with subscription.reading:  # another stream
+            self.assertRaises(ServerBusy, self.registry.check_readiness)
         self.registry.check_readiness()
         self.assertIn(second, self.registry.records)
         self.page(second)  # its reader may ask for more
         self.assertRaises(ServerBusy, self.registry.check_readiness)
         self.page(first, END)
+        self.registry.check_readiness()
+
+    def test_reader_whose_poll_has_waited_may_ask_for_more(self) -> None:
+        (first, child), (_, other) = self.start(), self.start()
+        asked = self.ask(first, None, 60)
+        self.world.clock.advance(40)
+        self.finish(child)
+        self.finish(other)
+        self.successResultOf(asked)
+        self.send_all(first)
+        self.assertRaises(ServerBusy, self.registry.check_readiness)
+        self.world.clock.advance(30)
         self.registry.check_readiness()
 
     def test_evaluation_whose_stream_was_cut_after_all_events_stays(self) -> None:

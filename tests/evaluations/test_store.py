@@ -282,6 +282,7 @@ class WritingTests(StoreTestCase):
         self.assertEqual([row.form_digest for row in self.store.load_live()], [b""])
         # A change alone makes no attempt.
         self.store.save(make_row(3))
+        self.clock.advance(RETRY_SECONDS - 0.001)
         self.assertEqual(self.threads.waiting, [])
 
         self.limit_pages(2**20)
@@ -453,7 +454,8 @@ class StandingsTests(StoreTestCase):
         first: list[Any] = [(1, None), (-1, 0, "cancelled"), (-1, 0, "lost"), (None, 0)]
         cases: dict[str, tuple[list[Any], tuple[int, int, int, int]]] = {
             "the earliest of several": ([(0.5,), (1,), (1,), (-1,), (None,)], (5, 4, 5, 1)),
-            "a live one without others": ([(None,)], (1, 0, 1, 0)),
+            "the earliest of live ones": ([(None,), (None,), (None,)], (3, 0, 3, 0)),
+            "the latest of live reruns": ([(None,), (None, 0), (None, 0)], (1, 0, 1, 2)),
             "a failure before a live one": ([(None,), (-1,)], (2, 1, 2, 1)),
             "a rerun with less": ([(1,), (0.3,), (0.4, 0)], (2, 2, 2, 2)),
             "the better of two reruns": ([(1,), (0.3,), (0.4, 0), (0.6, 1)], (2, 2, 2, 3)),

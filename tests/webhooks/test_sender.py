@@ -12,6 +12,7 @@ from typing import Any
 from OpenSSL.SSL import Error as TlsError
 from service_identity import VerificationError
 from treq.testing import RequestTraversalAgent
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.internet.error import (
     ConnectError,
@@ -269,6 +270,13 @@ class FailureTests(SenderTestCase):
             result = self.result(url)
             self.assertIs(result.outcome, RequestOutcome.REFUSED)
             self.assertIn("is not a valid name", result.reason)
+
+    def test_attempt_that_has_no_connection_in_time_says_so(self) -> None:
+        error = ConnectingCancelledError(IPv4Address("TCP", "8.8.8.8", 80))
+        self.agent = Broken(lambda: Deferred(lambda connecting: connecting.errback(error)))
+        posted = self.post()
+        self.clock.advance(15)
+        self.assertIn("within 15 seconds", self.successResultOf(posted).reason)
 
 
 class PinnedAgentTests(SynchronousTestCase):
