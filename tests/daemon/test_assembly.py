@@ -362,6 +362,7 @@ class ServiceTests(SynchronousTestCase):
             self.note_calls("RepositoryCache"),
         )
         issuers, runners = self.note_calls("IdentifierIssuer"), self.note_calls("GitRunner")
+        resolvers = self.note_calls("SystemResolver")
         daemon = self.make(
             callers=CallerSettings(running=2, queued=7),
             evaluations=EvaluationSettings(running=3, queued=9),
@@ -376,8 +377,11 @@ class ServiceTests(SynchronousTestCase):
         self.assertIsInstance(sandbox, HelperSandbox)
         self.assertRaises(EvaluationFailure, caches[0][3].check_url, "https://example.org/x")
         fetches = self.evaluations(daemon).context.fetch_slots
-        places = [fetches.acquire_slot(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
-        self.assertEqual([place.called for place in places], [True, True, False, True])
+        lookups = [slots for _, slots in resolvers]
+        for slots, half in zip((fetches, *lookups), (2, 6, 4, 1), strict=True):
+            places = [slots.acquire_slot(f"a{number}", "a") for number in range(half + 1)]
+            self.assertEqual([place.called for place in places], [True] * half + [False])
+            self.assertTrue(slots.acquire_slot("b1", "b").called)
 
     def test_run_slots_are_those_configured_or_one_for_each_processor(self) -> None:
         for running, places in ((3, 3), (0, 5)):

@@ -20,6 +20,7 @@ from tawebeval.core.events import (
     EventLog,
     encode_error_event,
 )
+from tawebeval.core.form import Repository
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import (
     CallerQuotaExceeded,
@@ -38,6 +39,7 @@ from tests.cases.settings import with_constants
 from tests.fakes.archive import FakeArchive
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.files import FakeStore
+from tests.fakes.world import OID
 
 
 class CallerTests(RegistryTestCase):
@@ -116,6 +118,21 @@ class FetchTests(RegistryTestCase):
         for caller in ("alice", "alice", "bob"):
             self.begin(caller)
         self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
+
+    def test_branch_is_resolved_in_the_name_of_the_caller(self) -> None:
+        repositories = self.world.repositories
+        repositories.branches["main"] = OID
+        repository = Repository("https://example.org/problem.git", "main")
+        self.registry.accept_form(self.upload(repository=repository, commit_oid=""), "alice")
+        self.assertEqual(repositories.callers, ["alice", "alice"])
+
+    def test_fetched_evaluation_in_the_queue_leaves_its_fetch_slot_to_other_callers(self) -> None:
+        repositories = self.world.repositories
+        repositories.gate.open()
+        for caller in ("alice", "bob", "carol", "dave", "eve", "fay"):
+            self.begin(caller)
+        self.assertEqual(len(self.world.spawn.children), 2)
+        self.assertEqual(repositories.callers[-4:], ["carol", "dave", "eve", "fay"])
 
     def test_little_of_a_long_queue_is_fetched_ahead(self) -> None:
         for _ in range(50):

@@ -296,6 +296,17 @@ class WritingTests(StoreTestCase):
         self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001, 0])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_store_without_changes_finds_out_by_itself_that_the_disk_has_room_again(self) -> None:
+        self.limit_pages(1)
+        added = self.store.add(make_row(1, form_digest=bytes(50_000)))
+        self.commit_all()
+        self.failureResultOf(added, StoreError)
+        self.limit_pages(2**20)
+        self.assertIsNotNone(self.store.problem)
+        self.clock.advance(RETRY_SECONDS)
+        self.commit_all()
+        self.assertIsNone(self.store.problem)
+
     def test_close_writes_what_waits_and_tells_what_is_lost(self) -> None:
         self.limit_pages(1)
         self.store.save(make_row(1, form_digest=bytes(50_000)))

@@ -193,6 +193,7 @@ class FakeRepositories:
         return self.remote
 
     async def resolve_branch(self, repository: Repository, caller: str) -> str:
+        self.callers.append(caller)
         await self.question.wait()
         return self.branches[repository.branch]
 

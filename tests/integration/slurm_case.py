@@ -255,7 +255,7 @@ class ClusterCase(TestCase):
 class SlurmTestCase(ClusterCase, DaemonTestCase):
     """Tests that share a daemon which runs evaluators on a cluster."""
 
-    configuration = f"{CONFIGURATION}[limits]\nprocesses = 2000\n{RUNNER}"
+    configuration = f"{CONFIGURATION}[limits]\nprocesses = 2000\nstderr = '1M'\n{RUNNER}"
 
     async def setUp(self) -> None:
         await self.start_cluster()

@@ -15,6 +15,7 @@ from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.slurm.commands import SQUEUE_PERIOD
 from tests.integration import evaluator_case
 from tests.integration.attacks import bombs
+from tests.integration.attacks.case import MIB
 from tests.integration.attacks.strays import StrayTests
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import COMMAND, until
@@ -59,6 +60,16 @@ class BehaviourTests(SlurmTestCase):
         ]
         self.assertRegex(found[0], r"^[0-9a-f-]{36}\n$")
         self.assertEqual(*found)
+
+    async def test_floods_are_stopped_and_take_no_memory_of_the_daemon(self) -> None:
+        before = self.daemon.memory
+        for stream, reason, value in (("1", "output", 4 * MIB), ("2", "stderr", MIB)):
+            events = await self.run_command(
+                python(bombs.FLOOD, stream), **{"limits[output]": str(4 * MIB)}
+            )
+            error = failure(events, reason)
+            self.assertEqual((error["limit"], error["value"]), (f"limits.{reason}", value))
+        self.assertLess(self.daemon.memory - before, 48 * MIB)
 
     async def test_memory_and_processes_are_limited_on_the_node(self) -> None:
         identifiers = [

@@ -16,6 +16,36 @@ class GoodFormTests(UploadTestCase):
     def test_empty_line_may_precede_the_first_boundary(self) -> None:
         self.assertEqual(self.receive(b"\r\n" + form(parts())).request.commit_oid, OID)
 
+    def test_fields_have_older_names_too(self) -> None:
+        older = {
+            "commit_oid": "oid",
+            "repository[url]": "repositories[main][url]",
+            "repository[branch]": "repositories[main][branch]",
+            "repository[depth]": "repositories[main][depth]",
+        }
+        given = parts(branch=b"main", depth=b"3")
+        expected = self.receive(form(given)).request
+        for names in (older, *({name: older[name]} for name in older)):
+            renamed = (
+                Part(names.get(one.name, one.name), one.content, one.filename) for one in given
+            )
+            self.assertEqual(self.receive(form(renamed)).request, expected, names)
+
+    def test_files_are_kept_to_the_byte(self) -> None:
+        for content in (
+            b"",
+            b"\r\n",
+            b"\r\n--",
+            b"\r\n--" + BOUNDARY[:-1].encode(),
+            b"--" + BOUNDARY.encode(),
+            b"x\r\n--" + BOUNDARY.encode()[:-1] + b"\r\n\r\n",
+            bytes(range(256)) * 8,
+            b"\r" * 40 + b"\n" * 40,
+        ):
+            upload = self.receive(form(parts(source=content)))
+            self.assertEqual(upload.request.submission[0].size, len(content))
+            self.assertEqual(files(upload), {"submission/source/solution.py": content})
+
     def test_each_file_has_a_directory_of_its_own(self) -> None:
         more = [Part("submission[b_2]", b"2", "solution.py"), Part("submission[c]", b"3", "x")]
         upload = self.receive(form([*parts(), *more]))
