@@ -27,6 +27,7 @@ class RequestErrorTests(SynchronousTestCase):
 
     def test_members_and_headers_of_the_answer_are_those_of_the_error(self) -> None:
         for error, members in (
+            (errors.EvaluationNotFound(), {}),
             (errors.EvaluationNotEnded(), {}),
             (errors.SubmissionDiscarded(), {}),
             (errors.DamagedArchive(), {}),

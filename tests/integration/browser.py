@@ -16,7 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selenium.common.exceptions import TimeoutException, WebDriverException
+from selenium.common.exceptions import (
+    StaleElementReferenceException,
+    TimeoutException,
+    WebDriverException,
+)
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
@@ -156,7 +160,14 @@ class Browser:
 
     async def click(self, selector: str) -> None:
         """Click on an element, which must be where a mouse can reach it."""
-        await self.do(lambda driver: driver.find_element(By.CSS_SELECTOR, selector).click())
+
+        def click(driver: Chrome) -> None:
+            try:
+                driver.find_element(By.CSS_SELECTOR, selector).click()
+            except StaleElementReferenceException:  # replaced since it was found
+                driver.find_element(By.CSS_SELECTOR, selector).click()
+
+        await self.do(click)
 
     async def write(self, selector: str, text: str) -> None:
         """Write into a field in place of what is there; of one for files it is a path."""

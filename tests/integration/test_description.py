@@ -23,8 +23,8 @@ REACHED = {"200", "404", "415", "422"}
 OTHERWISE_CONFIGURED = {"GET /metrics 404"}
 """What is among these, but only where the operator lets nobody have the metrics."""
 
-UNREACHED = {"evaluateProblem", "makeLink", "readProblem", "rerun"}
-"""Operations on what made-up requests do not name: a problem, an evaluation that has ended.
+UNREACHED = {"evaluateProblem", "makeLink", "readProblem", "readSubmission", "rerun"}
+"""Operations on what made-up requests do not name: a problem, an evaluation with its files.
 
 And `makeLink`, to which no link of the description leads: more links would be followed less often.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pty
@@ -72,8 +73,9 @@ class ProcessCase(SynchronousTestCase):
         self.addCleanup(child.communicate)
         self.addCleanup(child.kill)
         deadline = time.monotonic() + PATIENCE
-        while not Path(f"/proc/{child.pid}/environ").read_bytes():  # not yet set by execve(2)
-            self.assertLess(time.monotonic(), deadline)
+        with contextlib.suppress(ProcessLookupError):  # its main thread has ended already
+            while not Path(f"/proc/{child.pid}/environ").read_bytes():  # not yet set by execve(2)
+                self.assertLess(time.monotonic(), deadline)
         return child
 
 
