@@ -80,6 +80,7 @@ class SiteTests(RepositoryTestCase):
             raise SkipTest(WITHOUT)
         browser = start_browser()
         await browser.open(self.url)
+        await browser.until("!document.querySelector('button').disabled")
         await browser.script(WRITE, SOLUTION.read_text())
         await browser.shows("p[role]", "points")
         shown = f"{await browser.text('pre')}\n{await browser.text('p[role]')}\n"
