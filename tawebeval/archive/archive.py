@@ -44,7 +44,7 @@ from tawebeval.core.events import (
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import Condition, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size
-from tawebeval.linux.filetree import describe_disk_error, rename_durably
+from tawebeval.linux.filetree import describe_disk_error, get_disk_bytes, rename_durably
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name, derive_log_pseudonym
 
 ArchiveLossReason = Literal["disk", "size", "defect"]
@@ -246,7 +246,7 @@ class EvaluationArchive:
         paths = target, self._locate(ended.identifier, "tar")
         files = [path.stat() for path in paths if path.exists()]
         # Some file systems have not allocated the blocks yet.
-        size = sum(max(file.st_size, file.st_blocks * 512) for file in files)
+        size = sum(max(file.st_size, get_disk_bytes(file)) for file in files)
         return StoredEvaluation(_ROW + size, count)
 
     def _measure_room(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,16 @@ def parse_pairs(
     return pairs
 
 
-_LABEL_NAME = "[a-z0-9_.-]{1,64}"  # as in `core.form`, whose import takes 10 ms
+def _parse_labels(
+    context: click.Context, parameter: click.Parameter, given: Sequence[str]
+) -> Mapping[str, str]:
+    if not given:
+        return {}
+    from tawebeval.core.form import LABEL_NAME_PATTERN  # late: it takes 10 ms
+
+    described = "1 to 64 of the characters a-z 0-9 _ . -"
+    return parse_pairs(LABEL_NAME_PATTERN, described, context, parameter, given)
+
 
 label_option = partial(
     text_option,
@@ -121,5 +130,5 @@ label_option = partial(
     "metadata",
     metavar="NAME=VALUE",
     multiple=True,
-    callback=partial(parse_pairs, _LABEL_NAME, "1 to 64 of the characters a-z 0-9 _ . -"),
+    callback=_parse_labels,
 )

@@ -230,7 +230,8 @@ DEFAULT_ENVIRONMENT_NAME = "default"
 
 MAX_LABELS = 16
 MAX_LABEL_BYTES = 256
-LABEL_FIELD_PATTERN = re.compile(r"metadata\[([a-z0-9_.-]{1,64})\]")
+LABEL_NAME_PATTERN = "[a-z0-9_.-]{1,64}"
+LABEL_FIELD_PATTERN = re.compile(rf"metadata\[({LABEL_NAME_PATTERN})\]")
 """The names of the fields of labels."""
 
 FIELD_ALIASES = {

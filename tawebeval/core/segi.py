@@ -575,8 +575,11 @@ class SegiParser:
 
     def _measure_flushable(self) -> int:
         """Return the size in bytes of the input that is text whatever bytes follow."""
-        # A block takes all complete characters of the input.
-        if self.has_pending_input or self.awaited_file is not None:
+        if (
+            self._state is not _State.TEXT
+            or self.has_pending_input
+            or self.awaited_file is not None
+        ):
             return 0
         rest = self._input[self._at :]
         if rest.startswith(LINE_TERMINATOR):

@@ -310,9 +310,10 @@ def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
 def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
     trees, is_lasting = open_starter(daemon.configuration, daemon.environment, Path())
     if not is_lasting:
-        is_remote = daemon.configuration.runner.kind == "slurm"
-        here = f"evaluations end with the daemon (no starter in {STARTER_SOCKET_VARIABLE})"
-        yield "evaluations outlive the daemon on their nodes" if is_remote else here
+        if daemon.configuration.runner.kind == "slurm":
+            yield "evaluations outlive the daemon on their nodes"
+        else:
+            yield f"evaluations end with the daemon (no starter in {STARTER_SOCKET_VARIABLE})"
         return
     yield "evaluations outlive the daemon"
     try:

@@ -21,7 +21,7 @@ from twisted.internet.task import LoopingCall
 from tawebeval.core.evaluations import Commit, Submodule
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size
-from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.filetree import get_disk_bytes, remove_tree
 from tawebeval.sandbox.disk import BLOCK_BYTES
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ def _measure(repository: Path) -> tuple[int, int]:
     size = sum(len(directories) for _, directories, _ in os.walk(repository)) * BLOCK_BYTES
     largest = 0
     for name, status in iterate_files(repository, COMMIT_MARKERS_DIRECTORY):
-        size += status.st_blocks * 512
+        size += get_disk_bytes(status)
         if "tmp_" in name:  # of index-pack
             largest = max(largest, status.st_size)
     return size, largest

@@ -64,7 +64,7 @@ from tawebeval.git.lfs import (
     replace_lfs_pointers,
 )
 from tawebeval.git.remotes import Credential, Login, RemoteResolver
-from tawebeval.linux.filetree import remove_tree
+from tawebeval.linux.filetree import get_disk_bytes, remove_tree
 from tawebeval.pinned_agent import LOOKUP_TIMEOUT
 from tawebeval.sandbox.bubblewrap import SandboxAccess
 
@@ -167,7 +167,7 @@ class BareRepository:
         """Return the bytes of the repository on the disk. Blocks."""
         size = count = 0
         for name, status in iterate_files(self.path, COMMIT_MARKERS_DIRECTORY):
-            size += status.st_blocks * 512
+            size += get_disk_bytes(status)
             count += name.startswith("objects/pack/")
         self.has_many_packs = count >= _MANY_FILES
         with suppress(OSError), os.scandir(self.path / COMMIT_MARKERS_DIRECTORY) as markers:

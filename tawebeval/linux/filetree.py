@@ -86,6 +86,11 @@ def sync_file_system(path: Path) -> None:
         os.close(descriptor)
 
 
+def get_disk_bytes(status: os.stat_result) -> int:
+    """Return the bytes that a file takes on the disk."""
+    return status.st_blocks * 512  # stat(2)
+
+
 def is_disk_full_error(error: OSError) -> bool:
     """Tell whether the disk, or the user's quota, is full."""
     return error.errno in _FULL

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.linux.filetree import open_directory
+from tawebeval.linux.filetree import get_disk_bytes, open_directory
 
 # Levels of directories, each of which takes a descriptor. Deeper trees are made to do harm.
 _DEEPEST = 100
@@ -83,7 +83,7 @@ class _DiskCount:
         if file not in self._seen:
             if status.st_nlink != 1:
                 self._seen.add(file)
-            usage.disk_bytes += status.st_blocks * 512
+            usage.disk_bytes += get_disk_bytes(status)
             if status.st_ctime >= self._since:
                 usage.largest_file_bytes = max(usage.largest_file_bytes, status.st_size)
         if usage.disk_bytes > self._most[0] or usage.file_count > self._most[1]:
