@@ -244,13 +244,19 @@ def iterate_files(top: Path, skipped: str = "") -> Iterator[tuple[str, os.stat_r
 
     The directory of the name `skipped` in `top` is left out.
     """
-    for parent, directories, names in os.walk(top):
+    for parent, _, names in _walk(top, skipped):
         inside = parent[len(str(top)) + 1 :]
-        if not inside and skipped in directories:
-            directories.remove(skipped)
         for name in names:
             with suppress(OSError):  # of a file that disappears
                 yield os.path.join(inside, name), os.lstat(os.path.join(parent, name))
+
+
+def _walk(top: Path, skipped: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what os.walk does, without the directory of the name `skipped` in `top`. Blocks."""
+    for parent, directories, names in os.walk(top):
+        if parent == str(top) and skipped in directories:
+            directories.remove(skipped)
+        yield parent, directories, names
 
 
 class LimitExceeded(Exception):
@@ -335,10 +341,10 @@ async def fetch_within_byte_budget(
 def _measure(repository: Path) -> tuple[int, int]:
     """Return the bytes of a repository, and those of its largest unfinished file. Blocks.
 
-    A directory counts as one block.
+    A directory counts as one block. The markers, of which there may be 100,000, are left out.
     """
-    size = sum(len(directories) for _, directories, _ in os.walk(repository)) * BLOCK_BYTES
-    largest = 0
+    directory_count = sum(len(found) for _, found, _ in _walk(repository, COMMIT_MARKERS_DIRECTORY))
+    size, largest = directory_count * BLOCK_BYTES, 0
     for name, status in iterate_files(repository, COMMIT_MARKERS_DIRECTORY):
         size += get_disk_bytes(status)
         if "tmp_" in name:  # of index-pack

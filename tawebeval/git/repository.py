@@ -134,6 +134,7 @@ class BareRepository:
     )
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
     _fetches: int = 0
+    _marker_count: int = 0
 
     def find_fetched_commit(self, oid: str) -> Commit | None:
         """Return the commit, or that of a tag, if it has a marker. Blocks briefly."""
@@ -149,19 +150,17 @@ class BareRepository:
         """Write the marker of a commit, also for the tag `oid` of the commit. Blocks."""
         unfinished = self._marker(commit.oid).with_suffix(".new")
         unfinished.write_text(json.dumps(attrs.asdict(commit)))
+        self._marker_count += not self._marker(commit.oid).exists()  # it may be malformed
         unfinished.replace(self._marker(commit.oid))
         if oid != commit.oid:
             with suppress(FileExistsError):
                 self._marker(oid).symlink_to(commit.oid)
+                self._marker_count += 1
 
     @property
     def has_commits(self) -> bool:
-        """Whether a commit was ever fetched. Blocks briefly."""
-        try:
-            with os.scandir(self.path / COMMIT_MARKERS_DIRECTORY) as markers:
-                return any(markers)
-        except OSError:
-            return False
+        """Whether a commit was ever fetched."""
+        return self._marker_count > 0
 
     def measure_disk_bytes(self) -> int:
         """Return the bytes of the repository on the disk. Blocks."""
@@ -170,9 +169,10 @@ class BareRepository:
             size += get_disk_bytes(status)
             count += name.startswith("objects/pack/")
         self.has_many_packs = count >= _MANY_FILES
-        with suppress(OSError), os.scandir(self.path / COMMIT_MARKERS_DIRECTORY) as markers:
-            size += sum(_MARKER_SIZE for _ in markers)
-        return size + _DIRECTORIES_SIZE
+        if not self._marker_count:  # of an earlier daemon; later fetches count theirs
+            with suppress(OSError), os.scandir(self.path / COMMIT_MARKERS_DIRECTORY) as markers:
+                self._marker_count = sum(1 for _ in markers)
+        return size + self._marker_count * _MARKER_SIZE + _DIRECTORIES_SIZE
 
     def remove_files_of_killed_git(self) -> None:
         """Remove what a killed git leaves: locks and unfinished packs. Blocks."""

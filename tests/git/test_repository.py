@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -81,6 +82,17 @@ class ArgumentsTests(CacheTestCase):
         (self.path() / "commits" / OTHER).unlink()
         self.get()
         self.assertEqual(self.names()[4:], ["log", "ls-tree"])
+
+    def test_fetch_does_not_list_the_commits_that_were_fetched_before(self) -> None:
+        self.get()
+        listed, scan = [], os.scandir
+        self.patch(os, "scandir", lambda path: [scan(path), listed.append(str(path))][0])
+        self.get(oid=OTHER)
+        self.assertIn(str(self.path() / "objects"), listed)
+        self.assertNotIn(str(self.path() / "commits"), listed)
+        sizes = self.cache.disk_sizes
+        self.restart()
+        self.assertEqual(self.cache.disk_sizes, sizes)
 
     def test_other_object_is_named(self) -> None:
         self.broken["log"] = GitResult(0, "", "")
