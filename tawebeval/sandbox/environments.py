@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -163,10 +164,11 @@ def _extract(archive: Path, staging: Path, root: Path, min_free_bytes: int) -> N
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
+            start_new_session=True,
             pass_fds=filters,
         )
         try:
-            while child.poll() is None:
+            while child.returncode is None:
                 free = shutil.disk_usage(staging).free
                 if free < min_free_bytes:
                     raise ConfigurationError(
@@ -176,8 +178,9 @@ def _extract(archive: Path, staging: Path, root: Path, min_free_bytes: int) -> N
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(_LOOK)
         finally:
-            child.kill()
-            child.wait()
+            if child.returncode is None:
+                os.killpg(child.pid, signal.SIGKILL)  # a young bwrap leaves a process that waits
+                child.wait()
         if child.returncode:
             errors.seek(0)
             said = errors.read(_COMPLAINT).decode(errors="replace")
