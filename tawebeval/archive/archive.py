@@ -35,12 +35,7 @@ from tawebeval.archive.files import (
 )
 from tawebeval.config import MIB, ArchiveSettings
 from tawebeval.core.evaluations import StoredEvaluation
-from tawebeval.core.events import (
-    EMPTY_BATCH,
-    LOST_EVENT,
-    EventBatch,
-    EventRing,
-)
+from tawebeval.core.events import EMPTY_BATCH, LOST_EVENT, EventBatch, EventRing
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import Condition, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size
@@ -196,6 +191,8 @@ class EvaluationArchive:
                 return self._count_loss(ended, "size", f"it alone exceeds archive.size ({limit})")
             except OSError as error:
                 return self._count_loss(ended, "disk", describe_disk_error(error))
+            except DiscardedCursor:  # what clients have acknowledged is gone
+                return False
             except Exception:  # noqa: BLE001  (the others are still archived)
                 log.failure("defect: an evaluation could not be archived")
                 return self._count_loss(ended, "defect", "the log has the details")

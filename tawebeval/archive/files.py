@@ -32,12 +32,7 @@ import attrs
 import orjson
 import zstandard
 
-from tawebeval.core.events import (
-    LOST_EVENT,
-    EventBatch,
-    EventRing,
-    StdoutChanged,
-)
+from tawebeval.core.events import LOST_EVENT, EventBatch, EventRing, StdoutChanged
 from tawebeval.core.form import EvaluationRequest, SubmissionFile, unpack_request
 from tawebeval.linux.filetree import add_path_to_errors, open_regular_file
 from tawebeval.sandbox.workspace import Workspace

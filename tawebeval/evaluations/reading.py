@@ -51,11 +51,7 @@ from tawebeval.core.events import (
     parse_cursor,
     resolve_cursor,
 )
-from tawebeval.core.form import (
-    LABEL_FIELD_PATTERN,
-    LIMIT_UNITS,
-    format_label_name_error,
-)
+from tawebeval.core.form import LABEL_FIELD_PATTERN, LIMIT_UNITS, format_label_name_error
 from tawebeval.core.tokens import PROBLEM_NAME_PATTERN
 from tawebeval.errors import EvaluationExpired, MalformedRequest, ServerBusy, ServerStopping
 from tawebeval.evaluations.context import EvaluationContext

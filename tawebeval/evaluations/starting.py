@@ -24,15 +24,11 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
-from tawebeval.core.events import (
-    LOST_EVENT,
-    EventRing,
-    StdoutChanged,
-)
+from tawebeval.core.events import LOST_EVENT, EventRing, StdoutChanged
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
 from tawebeval.deferreds import FairQueue, OneShotEvent
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import DiscardedCursor, EvaluationFailure
 from tawebeval.evaluations.building import BuildPlan, build_tree, plan_build
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
@@ -465,23 +461,31 @@ def restore_events(evaluation: Evaluation) -> None:
 def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
     """Yield all events of an evaluation that has ended, also discarded ones. Blocks.
 
-    Raises: OSError; StdoutChanged.
+    Raises: OSError; StdoutChanged; DiscardedCursor, if the files of discarded events are gone: a
+    daemon without an archive has given them back.
     """
-    details = evaluation.details
+    details, event_log, cursor = evaluation.details, evaluation.events.log, 0
     final, time_ms = evaluation.failure_batch, int(details.state_times["ended"] * 1000)
     if evaluation.events.stdout is None:
         ring = EventRing()
         ring.append_batch(final, time_ms)
         yield ring
         return
-    yield from read_ended_evaluation(
-        evaluation.workspace.output_directory,
-        evaluation.events.stdout.markers,
-        final,
-        time_ms,
-        max_output=evaluation.limits.output,
-        end_cursor=evaluation.events.log.end_cursor,
-    )
+    try:
+        for ring in read_ended_evaluation(
+            evaluation.workspace.output_directory,
+            evaluation.events.stdout.markers,
+            final,
+            time_ms,
+            max_output=evaluation.limits.output,
+            end_cursor=event_log.end_cursor,
+        ):
+            yield ring
+            cursor = ring.end_cursor
+    except StdoutChanged:
+        if cursor < event_log.begin_cursor:
+            raise DiscardedCursor(str(event_log.begin_cursor)) from None
+        raise
 
 
 def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: FairQueue) -> None:

@@ -33,12 +33,7 @@ from tawebeval.core.evaluations import (
     merge_list_pages,
     parse_list_page,
 )
-from tawebeval.core.form import (
-    DEFAULT_ENVIRONMENT_NAME,
-    LIMIT_UNITS,
-    choose_limits,
-    parse_limits,
-)
+from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME, LIMIT_UNITS, choose_limits, parse_limits
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress, parse_server_address
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import CALLER_NAME_PATTERN

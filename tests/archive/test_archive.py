@@ -315,6 +315,15 @@ class StoringTests(ArchiveTestCase):
         self.patch(archive_module, "write_evaluation", None)
         self.assert_lost("defect", "the log")
 
+    def test_evaluation_without_its_acknowledged_events_is_not_archived(self) -> None:
+        def make_rings() -> Iterator[EventRing]:
+            yield from make_ring(3)
+            raise DiscardedCursor("7")
+
+        self.assertEqual(self.messages(lambda: self.assertFalse(self.store(rings=make_rings))), [])
+        self.assertEqual(self.list_names(), [])
+        self.assertFalse(list(self.root.glob("**/*.*")))
+
     def test_failed_commit_is_raised_leaves_no_file_and_can_be_repeated(self) -> None:
         async def save_row(stored: StoredEvaluation) -> None:
             self.assertTrue(self.locate().exists())

@@ -17,6 +17,7 @@ from twisted.internet.defer import Deferred, succeed
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
+from tawebeval.core.events import StdoutChanged
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import (
     DiscardedCursor,
@@ -566,6 +567,14 @@ class EndedTests(RestoringTestCase):
             self.assertEqual(self.page(identifier), before)
             self.assertEqual(files.marks, marks)
         self.assertEqual(self.archived_events(identifier), before["data"])
+
+    def test_evaluation_whose_acknowledged_events_are_gone_is_not_archived(self) -> None:
+        identifier, child = self.start(b"one\ntwo\n")
+        self.finish(child)
+        self.files(identifier).stdout[:4] = bytes(4)  # the punched part
+        self.assertRaises(StdoutChanged, self.archived_events, identifier)
+        self.restart(lambda row: attrs.evolve(row, begin_cursor=2))
+        self.assertRaises(DiscardedCursor, self.archived_events, identifier)
 
     def test_archived_evaluation_that_was_not_read_keeps_its_key_and_is_archived_once(self) -> None:
         self.world.archive = archive = FakeArchive()
