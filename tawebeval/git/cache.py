@@ -16,6 +16,7 @@ The numbers in the name tell the size. A build is a checkout, too, with its key 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -42,7 +43,7 @@ from tawebeval.linux.filetree import copy_checked_tree, copy_tree, remove_tree
 from tawebeval.sandbox.disk import BLOCK_BYTES
 
 CHECKOUT_SUFFIX = ".tree"
-_NAME = re.compile(r"[0-9a-f]{40}-[0-9a-f]{40}-([0-9]+)-([0-9]+)-([0-9a-f]{8})\.tree", re.ASCII)
+_NAME = re.compile(r"([0-9a-f]{40}-[0-9a-f]{40})-([0-9]+)-([0-9]+)-([0-9a-f]{8})\.tree", re.ASCII)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 WriteTree = Callable[[Path, Path], Awaitable[tuple[int, int]]]
@@ -55,13 +56,21 @@ log = Logger()
 
 @attrs.define(eq=False)
 class _StoredCheckout:
-    """A checkout on the disk. One with users is not evicted."""
+    """A checkout on the disk, of the key `key` of the cache. One with users is not evicted."""
 
-    path: Path
+    _root: Path
+    key: str
     file_count: int
     byte_count: int
+    _boot: str
     users: int = 0
     _checkout: Checkout | None = None  # of the commit that was requested last
+
+    @property
+    def path(self) -> Path:
+        """Its directory, by whose name another process of the daemon finds it."""
+        figures = f"{self.file_count}-{self.byte_count}-{self._boot}"
+        return self._root / f"{self.key}-{figures}{CHECKOUT_SUFFIX}"
 
     @property
     def size(self) -> int:
@@ -137,28 +146,33 @@ class RepositoryCache:
         `on_load` is called before anything is evicted, and may resume checkouts. What is evicted or
         left over is removed in the background.
         """
-        for _, path in sorted((path.lstat().st_mtime, path) for path in self._root.iterdir()):
+        with os.scandir(self._root) as entries:  # whose paths would take several times the memory
+            found = sorted((one.stat(follow_symlinks=False).st_mtime, one.name) for one in entries)
+        for _, name in found:
+            path = self._root / name
             if path.suffix == ".git" and not path.is_symlink():
-                bare = self._add(path.name)
+                bare = self._add(name)
                 try:
                     bare.remove_files_of_killed_git()
                     bare.size = bare.measure_disk_bytes()
                 except OSError as error:
                     log.warn("{path} cannot be used: {error}", path=path, error=error)
-                    self._leftovers.append(self._detach(path.name))
-            elif not self._load_checkout(path):
+                    self._leftovers.append(self._detach(name))
+            elif not self._load_checkout(name):
                 self._leftovers.append(path)  # half made, half removed, or of an earlier boot
         on_load()
         leftovers, self._leftovers = [*self._leftovers, *self._detach_excess()], []
         what = "defect: leftovers of the cache are not removed"
         run_in_background(self._remove_leftovers(leftovers), log, what)
 
-    def _load_checkout(self, path: Path) -> bool:
-        """Take over a checkout of this boot; return False for any other path."""
-        described = _NAME.fullmatch(path.name)
-        if described is None or described[3] != self._boot or _key(path.name) in self._stored:
+    def _load_checkout(self, name: str) -> bool:
+        """Take over a checkout of this boot; return False for any other name."""
+        described = _NAME.fullmatch(name)
+        if described is None or described[4] != self._boot or described[1] in self._stored:
             return False
-        self._add_checkout(path.name)
+        self._stored[described[1]] = _StoredCheckout(
+            self._root, described[1], int(described[2]), int(described[3]), self._boot
+        )
         return True
 
     def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
@@ -379,36 +393,29 @@ class RepositoryCache:
     async def _create_checkout(self, key: str, write: WriteTree) -> None:
         unfinished = self._root / f"{key}{CHECKOUT_SUFFIX}.new-{uuid4().hex}"
         tree, index = unfinished / "tree", unfinished / "index"
-        name, is_complete = "", False
+        stored, is_complete = None, False
 
         def begin() -> None:
             for directory in (unfinished, tree, index):
                 directory.mkdir()
 
-        def finish() -> None:
+        def finish(stored: _StoredCheckout) -> None:
             nonlocal is_complete
-            tree.rename(self._root / name)
+            tree.rename(stored.path)
             is_complete = True
 
         try:
             await self._threads.run_in_thread(begin)
-            files, size = await write(tree, index)
-            name = f"{key}-{files}-{size}-{self._boot}{CHECKOUT_SUFFIX}"
-            await self._threads.run_in_thread(finish)
+            stored = _StoredCheckout(self._root, key, *await write(tree, index), self._boot)
+            await self._threads.run_in_thread(finish, stored)
         finally:
             try:
                 await self._threads.run_in_thread(remove_tree, unfinished)
             finally:
                 # Also after a cancellation, as the checkout is on the disk. Not before, as it might
                 # be evicted before the request that waits for it uses it.
-                if is_complete:
-                    self._add_checkout(name)
-
-    def _add_checkout(self, name: str) -> None:
-        described = _NAME.fullmatch(name)
-        assert described is not None, "the name of a checkout"
-        figures = int(described[1]), int(described[2])
-        self._stored[_key(name)] = _StoredCheckout(self._root / name, *figures)
+                if stored is not None and is_complete:
+                    self._stored[key] = stored
 
     def _name(self, url: str, credential: Credential | None) -> str:
         named = url.encode()
