@@ -186,7 +186,7 @@ class EventFiles:
         while len(content) - at >= _HEAD.size:
             length, checksum = _HEAD.unpack_from(content, at)
             packed = content[at + _HEAD.size : at + _HEAD.size + length]
-            if len(packed) < length or zlib.crc32(packed) != checksum:
+            if not length or len(packed) < length or zlib.crc32(packed) != checksum:
                 break
             records.append(_unpack(packed))
             at += _HEAD.size + length

@@ -438,20 +438,21 @@ _OTHER_RUNNER = EvaluationFailure(
 def restore_events(evaluation: Evaluation) -> None:
     """Make the events of an evaluation that has ended again. Blocks, hardly."""
     event_log, details = evaluation.events.log, evaluation.details
-    time_ms, is_lost = int(details.state_times["ended"] * 1000), False
+    reason: Exception | None = None
     if details.markers is not None:
         try:
             stdout = open_stdout(evaluation, Markers(*details.markers))
             stdout.restore(has_ended=True)
             stdout.drop_parser()
         except (StdoutChanged, OSError, ValueError) as error:
-            # Otherwise the failure says already that events are lost.
-            is_lost = event_log.end_cursor + evaluation.failure_batch.count < details.end_cursor
-            if is_lost:
-                words = "{evaluation}: events are lost: {error!r}"
-                log.error(words, evaluation=details.log_name, error=error)  # noqa: TRY400
-                event_log.append_batch(LOST_EVENT, time_ms)
-    if event_log.end_cursor < details.end_cursor and not is_lost:
+            reason = error
+    # Otherwise the failure says already that events are lost, or none is.
+    is_lost = event_log.end_cursor + evaluation.failure_batch.count < details.end_cursor
+    if is_lost:
+        words = "{evaluation}: events are lost: {reason!r}"
+        log.error(words, evaluation=details.log_name, reason=reason)
+        event_log.append_batch(LOST_EVENT, int(details.state_times["ended"] * 1000))
+    elif event_log.end_cursor < details.end_cursor:
         evaluation.append_failure_event()
     event_log.mark_end()
     evaluation.events.has_lost_events = is_lost or details.has_lost_events

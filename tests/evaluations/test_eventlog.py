@@ -335,6 +335,12 @@ class ChangedStdoutTests(SynchronousTestCase):
         answer_file(recorded, b"content")
         self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
 
+    def test_zeros_after_the_segments_lose_nothing(self) -> None:
+        self.recorded.finish()
+        with (self.directory / "segments").open("ab") as file:
+            file.write(bytes(50))  # by a power failure
+        self.assertEqual(self.restore().log.end_cursor, self.recorded.log.end_cursor)
+
     def test_delivered_events_are_an_error_if_a_file_that_they_name_is_gone(self) -> None:
         self.print(FILE + b"end\n", 600)
         answer_file(self.recorded, b"content")

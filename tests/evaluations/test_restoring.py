@@ -552,6 +552,18 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["lost"])
         self.assertEqual(self.world.store.rows, {})
 
+    def test_events_that_have_lost_their_marks_are_told_as_lost(self) -> None:
+        for status, last in ((0, 4), (3, 5)):
+            identifier, child = self.start(b"one\n")
+            child.print(b"two\n")
+            self.finish(child, status)
+            files = self.files(identifier)
+            files.segments.clear()
+            del files.marks[1:]
+            self.restart()
+            self.assertEqual(self.page(identifier)["data"], ["one", "\n", "two", "lost"])
+            self.assertEqual(self.page(identifier, str(last))["data"], ["lost"])
+
     def test_output_that_was_never_delivered_does_not_take_the_place_of_the_error(self) -> None:
         identifier, child = self.start(b"one\ntwo\n")
         files = self.files(identifier)
