@@ -30,9 +30,9 @@ class ServerTests(BareRepositoryCase):
         self.source.write("file", "content")
         self.source.commit()
 
-    async def explain(self, url: str, branch: str | None = None) -> str:
+    async def explain(self, url: str) -> str:
         with self.assertRaises(EvaluationFailure) as caught:
-            await self.bare.fetch_commit(Repository(url, branch), OID)
+            await self.bare.fetch_commit(Repository(url), OID)
         return caught.exception.message
 
     def serve(self, *answers: tuple[str, int, str], **settings: bool) -> str:
@@ -40,65 +40,39 @@ class ServerTests(BareRepositoryCase):
         self.addCleanup(server.stop)
         return server.url
 
-    async def test_moved_repository_and_login_page_are_told_apart(self) -> None:
-        moved, login = "has moved", "such as a login page"
-        for status, words in ((301, moved), (307, moved), (302, login), (303, login)):
-            url = self.serve(("/old", status, "/source/.git"))
-            self.assertIn(words, await self.explain(f"{url}/old"))
-            with self.assertRaises(EvaluationFailure) as caught:
-                await self.servers.resolve_branch(Repository(f"{url}/old", "main"))
-            self.assertIn(words, caught.exception.message)
-
-    async def test_web_page_is_no_missing_commit(self) -> None:
-        page = "<html>Sign in</html>"
-        url = self.serve(("/page", 200, page), ("/lines", 200, page.replace(">", ">\n")))
-        for path in ("/page", "/lines", "/page/"):
-            for branch in (None, "main"):
-                message = await self.explain(url + path, branch)
-                self.assertIn("leads to a web page", message)
-                self.assertIn("git clone", message)
-
-    async def test_server_of_plain_files_is_refused(self) -> None:
-        git(self.source.folder, "update-server-info")
-        plain = self.serve(dumb=True)
-        self.assertIn("a server of plain files", await self.explain(f"{plain}/source/.git"))
-
-    async def test_http_statuses_are_explained(self) -> None:
-        for status, words in (
-            (401, PRIVATE),
-            (403, "refuses access (HTTP status 403)"),
-            (404, PRIVATE),
-            (429, "cannot answer now (HTTP status 429)"),
-            (503, "cannot answer now (HTTP status 503)"),
-        ):
-            url = self.serve(("/x", status, ""))
-            self.assertIn(words, await self.explain(f"{url}/x.git"))
-
-    async def test_missing_or_unusable_repository_is_explained(self) -> None:
-        git(self.folder, "init", "--quiet", "--bare", "headless.git")
-        (self.folder / "headless.git/HEAD").unlink()
+    async def test_words_of_git_about_each_kind_of_server_are_explained(self) -> None:
         git(self.folder, "init", "--quiet", "--bare", "--object-format=sha256", "sha256.git")
+        git(self.source.folder, "update-server-info")
+        web = self.serve(
+            ("/moved", 301, "/source/.git"),
+            ("/login", 302, "/source/.git"),
+            ("/page", 200, "<html>\nSign in</html>"),
+            ("/private", 401, ""),
+            ("/forbidden", 403, ""),
+            ("/busy", 503, ""),
+        )
         daemon = GitDaemon(self.folder)
         self.addCleanup(daemon.stop)
-        refused = free_port()
-        for url, words in (
-            (f"{daemon.url}/missing", "repository not exported"),
-            (f"file://{self.folder}/missing", "does not appear to be a git repository"),
-            (f"file://{self.folder}/headless.git", "does not appear to be a git repository"),
-            (f"{daemon.url}/sha256.git", "server sha256"),
-            (f"file://{self.folder}/sha256.git", "server sha256"),
-            (f"http://127.0.0.1:{refused}/x", "cannot connect to the git server"),
-            (f"git://127.0.0.1:{refused}/x", "server (Connection refused)"),
-        ):
-            self.assertIn(words, await self.explain(url), url)
-
-    async def test_untrusted_certificate_and_missing_tls_are_told_in_gits_words(self) -> None:
         pem = make_certificate(self.folder, "127.0.0.1").read_bytes()
         secure = Receiver(200, certificate=PrivateCertificate.loadPEM(pem))
-        plain = Receiver(200)
-        for receiver, words in ((secure, "certificate verif"), (plain, "TLS")):
-            self.addCleanup(receiver.stop)
-            self.assertIn(words, await self.explain(f"https://127.0.0.1:{receiver.port}/x"))
+        self.addCleanup(secure.stop)
+        closed = free_port()
+        for url, words in (
+            (f"{web}/moved", "has moved"),
+            (f"{web}/login", "such as a login page"),
+            (f"{web}/page", "leads to a web page"),
+            (f"{self.serve(dumb=True)}/source/.git", "a server of plain files"),
+            (f"{web}/private", PRIVATE),
+            (f"{web}/forbidden", "refuses access (HTTP status 403)"),
+            (f"{web}/busy", "cannot answer now (HTTP status 503)"),
+            (f"https://127.0.0.1:{secure.port}/x", "certificate verif"),
+            (f"{daemon.url}/missing", "repository not exported"),
+            (f"file://{self.folder}/missing", "does not appear to be a git repository"),
+            (f"{daemon.url}/sha256.git", "server sha256"),
+            (f"http://127.0.0.1:{closed}/x", "cannot connect to the git server"),
+            (f"git://127.0.0.1:{closed}/x", "server (Connection refused)"),
+        ):
+            self.assertIn(words, await self.explain(url), url)
 
     async def test_private_repository_is_fetched_with_the_password_and_stores_none(self) -> None:
         secret = "a word/with:odd%signs"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
-from twisted.trial.unittest import SkipTest, SynchronousTestCase
+from twisted.trial.unittest import SkipTest
 
-from tawebeval.sandbox.tools.lib import segi
 from tests.integration.client import data, python, text
 from tests.integration.harness import UNSANDBOXED, DaemonTestCase
 
@@ -510,31 +506,6 @@ class JavaTests(LibraryCase):
             raise SkipTest("there is no javac here (Debian package default-jdk-headless)")
         names = ("solution", "Bom", "Pack", "other", "Garbage")
         await self.judge(python(JAVA), "".join(f"{name} None\n" * 2 for name in names))
-
-
-class JavaMemoryTests(SynchronousTestCase):
-    def test_java_memory_follows_the_limits_of_the_run(self) -> None:
-        directory = Path(self.mktemp()).absolute()
-        directory.mkdir()
-        for name in ("java", "javac"):
-            (directory / name).write_text('#!/bin/sh\necho "$@"\n')
-            (directory / name).chmod(0o755)
-        heap = "-Xms{}k -Xmx{}k -Xss{}k -XX:ThreadStackSize={} -XX:+UseSerialGC Main\n"
-        sandbox = heap.format(49152, 196608, 65536, 65536)
-        table = {
-            "--stack=268435456: java": sandbox,
-            "--stack=268435456: javac": sandbox.replace("-X", "-J-X"),
-            "--stack=268435456: --data=268435456 java": heap.format(36864, 147456, 65536, 1024),
-            "--stack=67108864: java": heap.format(4096, 16384, 16384, 16384),
-            "--stack=8388608: java": "Main\n",
-            "--stack=unlimited: java": "Main\n",
-        }
-        for words, expected in table.items():
-            *limits, program = words.split()
-            command = ["prlimit", *limits, "sh", "-c", segi._RUN_JAVA, program, "Main"]
-            path = f"{directory}:{os.environ['PATH']}"
-            done = subprocess.run(command, capture_output=True, text=True, env={"PATH": path})
-            self.assertEqual(done.stdout, expected, (words, done.stderr))
 
 
 class UnsandboxedLibraryTests(LibraryCase):

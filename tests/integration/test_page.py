@@ -96,7 +96,6 @@ class PageTests(PageTestCase):
         self.assertEqual((await self.client.status(identifier))["state"], "cancelled")
         self.assertFalse(await self.browser.script("return cancel.checkVisibility()"))
         self.assertEqual(await self.browser.focused(), "evaluation")
-        self.assertEqual(await self.browser.violations(), [])
 
     async def test_place_in_the_queue_is_shown(self) -> None:
         for _ in range(5):  # of which one waits
@@ -117,7 +116,6 @@ class PageTests(PageTestCase):
         await self.browser.shows("#output", "line 5\n")
         line.stop()
         await self.browser.shows("#connection", "Reconnecting")
-        self.assertEqual(await self.browser.violations(), [])
         seen = (await self.browser.text("#output")).count("\n")
         line = CuttingProxy(self.daemon.port)
         self.addCleanup(line.stop)
@@ -146,7 +144,6 @@ class PageTests(PageTestCase):
         name = "return document.querySelector('.files a').download"
         self.assertEqual(await self.browser.script(name), "%2ffdp.b.exe")
         await self.browser.shows("#failure", "exited with status 3")
-        self.assertEqual(await self.browser.violations(), [])
 
     async def test_forged_failures_are_data(self) -> None:
         forged = '{"type":"evaluation_error","reason":"exit","message":"made up"}'
@@ -201,7 +198,6 @@ class PageTests(PageTestCase):
         await self.browser.open(f"{self.daemon.url}/#evaluation/{identifier}")
         await self.browser.shows("#output", "300000")
         await self.browser.shows("#dropped", "The server has discarded a part")
-        self.assertEqual(await self.browser.violations(), [])
 
     async def test_page_works_below_a_path(self) -> None:
         root = Resource()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.integration.client import Answer, Client, text
 from tests.integration.harness import Daemon, RepositoryTestCase, until
 from tests.integration.proxies import (
@@ -49,12 +47,6 @@ class SeveralCase(RepositoryTestCase):
         self.assertEqual(answer.code, 200, answer.body)
         return str(answer.json["evaluation_id"])
 
-    async def list_all(self) -> Any:
-        answer = await self.client.get("/evaluations")
-        self.assertEqual(answer.code, 200, answer.body)
-        self.assertIsNone(answer.json["end"])
-        return answer.json
-
 
 class SeveralTests(SeveralCase):
     async def test_evaluations_are_spread_and_found_again(self) -> None:
@@ -78,26 +70,6 @@ class SeveralTests(SeveralCase):
         for identifier in (own, f"any-{own}", f"d-{own}", "a", "x" * 40):
             (await self.client.get(f"/evaluation/{identifier}")).problem(404)
         self.assertEqual((await self.client.get("/health")).code, 200)
-
-    async def test_list_names_the_daemon_that_is_away(self) -> None:
-        made = [await self.evaluate() for _ in range(6)]
-        for _ in NAMES:
-            listing = await self.list_all()
-            found = [one["evaluation_id"] for one in listing["data"]]
-            self.assertEqual((sorted(found), listing["away"]), (sorted(made), []))
-        await self.daemons["b"].kill()
-        there = sorted(one for one in made if not one.startswith("b-"))
-        asked = self.make_client(self.daemons["a"].url)
-        answer = (await asked.get("/evaluations")).json
-        self.assertEqual(sorted(one["evaluation_id"] for one in answer["data"]), there)
-        self.assertEqual(answer["away"], ["b"])
-        for identifier in made:
-            status = await self.client.get(f"/evaluation/{identifier}")
-            if identifier in there:
-                self.assertEqual(status.code, 200)
-            else:
-                status.problem(503)
-                self.assertEqual(status.header("Retry-After"), "5")
 
     async def test_repeated_form_gets_the_first_answer_whoever_is_away(self) -> None:
         key = {"Idempotency-Key": "key"}

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -544,3 +545,28 @@ class Versions(SynchronousTestCase):
 
         event = json.loads(print_by(prepare)[1])
         self.assertEqual((event["type"], event["missing"]), ("cannot_judge", "no-such-compiler"))
+
+
+class JavaMemoryTests(SynchronousTestCase):
+    def test_java_memory_follows_the_limits_of_the_run(self) -> None:
+        directory = Path(self.mktemp()).absolute()
+        directory.mkdir()
+        for name in ("java", "javac"):
+            (directory / name).write_text('#!/bin/sh\necho "$@"\n')
+            (directory / name).chmod(0o755)
+        heap = "-Xms{}k -Xmx{}k -Xss{}k -XX:ThreadStackSize={} -XX:+UseSerialGC Main\n"
+        sandbox = heap.format(49152, 196608, 65536, 65536)
+        table = {
+            "--stack=268435456: java": sandbox,
+            "--stack=268435456: javac": sandbox.replace("-X", "-J-X"),
+            "--stack=268435456: --data=268435456 java": heap.format(36864, 147456, 65536, 1024),
+            "--stack=67108864: java": heap.format(4096, 16384, 16384, 16384),
+            "--stack=8388608: java": "Main\n",
+            "--stack=unlimited: java": "Main\n",
+        }
+        for words, expected in table.items():
+            *limits, program = words.split()
+            command = ["prlimit", *limits, "sh", "-c", segi._RUN_JAVA, program, "Main"]
+            path = f"{directory}:{os.environ['PATH']}"
+            done = subprocess.run(command, capture_output=True, text=True, env={"PATH": path})
+            self.assertEqual(done.stdout, expected, (words, done.stderr))
