@@ -29,6 +29,7 @@ import struct
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -535,19 +536,15 @@ def read_ended_evaluation(
     files = EventFiles(directory)
     try:
         recorded = RecordedStdout(log, files, markers, time.time, max_output=max_output)
-        changed: StdoutChanged | None = None
-        try:
+        with suppress(StdoutChanged):
             recorded.restore(has_ended=True)
-        except StdoutChanged as error:
-            if log.end_cursor + final_event.count < end_cursor:
-                changed = error
         for segment in log.segments:
             if segment.source is not None:
                 yield recorded.parse_evicted_segment(segment)
-            elif segment.ring is not None and changed is None:
+            elif segment.ring is not None:
                 yield segment.ring
-        if changed is not None:
-            raise changed
+        if log.end_cursor + final_event.count < end_cursor:
+            raise StdoutChanged
     finally:
         files.close()
     ring = EventRing(log.end_cursor, log.end_cursor)

@@ -479,7 +479,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
             final,
             time_ms,
             max_output=evaluation.limits.output,
-            end_cursor=event_log.end_cursor,
+            end_cursor=details.end_cursor,
         ):
             yield ring
             cursor = ring.end_cursor

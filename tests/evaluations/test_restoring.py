@@ -562,6 +562,7 @@ class EndedTests(RestoringTestCase):
             del files.marks[1:]
             self.restart()
             self.assertEqual(self.page(identifier)["data"], ["one", "\n", "two", "lost"])
+            self.assertRaises(StdoutChanged, self.archived_events, identifier)
             self.assertEqual(self.page(identifier, str(last))["data"], ["lost"])
 
     def test_output_that_was_never_delivered_does_not_take_the_place_of_the_error(self) -> None:
