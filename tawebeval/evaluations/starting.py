@@ -75,16 +75,27 @@ def requeue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let an evaluation enter the queue again that an earlier process had not started. Blocks."""
     details, upload = evaluation.details, evaluation.details.upload_directory
     details.limits = details.environment = details.runner_status = None
+    has_delivered_events = evaluation.events.has_lost_events = _has_delivered_events(evaluation)
     with suppress(OSError):  # the start finds what is missing
         if upload is not None and not upload.exists() and evaluation.workspace.root.exists():
             evaluation.workspace.restore_uploaded_files(upload)
     if evaluation.stop_reason is not None:
         evaluation.events.has_events_to_restore = True
         run_for_evaluation(evaluation, end_evaluation(evaluation, evaluation.stop_reason))
+    elif has_delivered_events:
+        run_for_evaluation(evaluation, end_evaluation(evaluation, _LOST))
     elif upload is not None and upload.exists() and _is_damaged(upload, details.request.submission):
         run_for_evaluation(evaluation, end_evaluation(evaluation, _DAMAGED_UPLOAD))
     else:
         start_in_background(evaluation, slots)
+
+
+def _has_delivered_events(evaluation: Evaluation) -> bool:
+    """Tell whether a run that could not be stored has delivered events: another has others."""
+    try:
+        return (evaluation.workspace.output_directory / "marks").stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _is_damaged(upload: Path, submission: Sequence[SubmissionFile]) -> bool:

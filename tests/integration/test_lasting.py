@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -29,6 +30,27 @@ class RestartTests(KeptDaemonTestCase):
         self.assertIn("the starter of evaluators has ended", self.daemon.log)
         self.assertEqual(self.daemon.exit_status, 1)
         self.daemon.check_log()
+
+    async def test_run_that_could_not_be_stored_is_lost_once_its_events_were_delivered(
+        self,
+    ) -> None:
+        running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(4)]
+        identifier = await self.begin("head -c 8 /dev/urandom | od -An -tx1; sleep 600")
+        other = sqlite3.connect(self.daemon.state / "evaluations.sqlite", isolation_level=None)
+        self.addCleanup(other.close)
+        other.execute("BEGIN IMMEDIATE")
+        await self.client.request("DELETE", f"/evaluation/{running.pop()}")
+        page = await self.client.page(identifier, wait=30)
+        self.assertEqual(page["end"], "1")
+        await self.daemon.end()
+        other.close()
+        self.daemon.start()
+        await self.daemon.ready()
+        for after in ("0", "1"):
+            failure((await self.client.page(identifier, after))["data"], "lost")
+        for each in running:
+            await self.client.request("DELETE", f"/evaluation/{each}")
+        await self.daemon.nothing_left()
 
     async def test_restart_answers_polls_and_cuts_streams_without_an_end(self) -> None:
         identifier, gate = await self.begin_and_hold("echo late")
