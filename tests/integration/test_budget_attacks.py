@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.integration.attacks.case import HONEST, HONEST_OUTPUT, MEMORY, AttackCase
 from tests.integration.cgroups import needs_cgroups
-from tests.integration.client import joined, python, text
+from tests.integration.client import failure, joined, python, text
 
 PIPE_PAGES = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
 
@@ -72,6 +72,19 @@ take_by(3, take)
 """
 )
 
+# Takes a pending signal for each of many timers.
+TIMERS = (
+    _TAKE
+    + r"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def timer():
+    if libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())):
+        raise OSError
+take_by(3, lambda number: all_of(timer))
+"""
+)
+
 # Has epoll watch each of many files in each of many instances.
 WATCHES = r"""
 import os, select
@@ -88,6 +101,50 @@ for _ in range(30):
     os.wait()
 print("unlimited")
 """
+
+# Moves from a silent socket into stdout, which keeps the pipe locked, behind many blank lines.
+HOLD_STDOUT = """
+import errno, os, socket, sys
+silent, _other = socket.socketpair()
+os.write(1, b"\\n" * 347_680)
+try:
+    if sys.argv[1] == "splice":
+        os.splice(silent.fileno(), 1, 1)
+    else:
+        os.sendfile(1, silent.fileno(), None, 1)
+    print("moved")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+
+# Watches stdout many times. Each read of a full pipe wakes all watches, in the reader's time.
+WATCHED_STDOUT = """
+import os, select
+told, tell = os.pipe()
+for _ in range(10):
+    if os.fork() == 0:
+        instances = [select.epoll() for _ in range(110)]
+        copies = [os.dup(1) for _ in range(130)]
+        for instance in instances:
+            for copy in copies:
+                instance.register(copy, select.EPOLLOUT | select.EPOLLET)
+        os.write(tell, b".")
+        __import__("time").sleep(600)
+for _ in range(10):
+    os.read(told, 1)
+for _ in range(60):
+    os.write(1, (b"x" * 8191 + b"\\n") * 8)
+print("unlimited")
+"""
+
+
+class RefusedAttacks(AttackCase):
+    async def test_no_call_holds_stdout_while_it_waits(self) -> None:
+        for call in ("splice", "sendfile"):
+            identifier = await self.begin(python(HOLD_STDOUT, call))
+            self.assertEqual(joined(await self.run_command(python(HONEST))), [HONEST_OUTPUT])
+            printed = text(await self.client.follow(identifier))
+            self.assertEqual(printed.strip(), "EINVAL")
 
 
 class SharedAttacks(AttackCase):
@@ -116,6 +173,14 @@ class SharedAttacks(AttackCase):
         self.assertEqual(text(printed), "given\n0\n")
         await self.client.cancel(identifier)
 
+    async def test_pending_timers_count_for_their_evaluation(self) -> None:
+        self.assertLessEqual(await self.taken(TIMERS), 1024)
+
     @needs_cgroups
     async def test_epoll_watches_count_as_memory_of_the_evaluation(self) -> None:
         self.stopped(await self.attack(WATCHES), "memory", "memory", MEMORY)
+
+    async def test_evaluator_that_slows_reads_of_its_stdout_is_stopped(self) -> None:
+        attacked = await self.attack(WATCHED_STDOUT)
+        self.assertEqual(failure(attacked.events, "output")["value"], 0.25)
+        self.assertNotIn("unlimited", attacked.text)

@@ -11,6 +11,7 @@ from tawebeval.sandbox.seccomp import make_seccomp_filters
 from tests.cases.bpf_interpreter import ALLOW, ERRNO, FilterStack
 from tests.integration.attacks import calls
 from tests.integration.attacks.case import AttackCase
+from tests.integration.client import python
 
 
 class CallAttacks(AttackCase):
@@ -69,3 +70,42 @@ print(open("/proc/self/status").read())
         hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
         self.assertEqual(found["CORE"], f"{1 if hard else 0}: {hard}")
         self.assertEqual([found[name] for name in ("NICE", "RTPRIO", "MSGQUEUE")], ["0: 0"] * 3)
+
+    async def test_setuid_programs_grant_nothing(self) -> None:
+        script = """
+import os, subprocess
+found = subprocess.run(["find", "/usr", "-type", "f", "-perm", "/6000", "-print", "-quit"],
+                       capture_output=True).stdout
+print("found" if found else "none")
+open("copy", "wb").write(open("/bin/cat", "rb").read())
+os.chmod("copy", 0o6755)
+print([line.split()[1] for line in subprocess.run(["./copy", "/proc/self/status"],
+      capture_output=True, text=True).stdout.splitlines() if line.startswith(("CapEff", "NoNew"))])
+print(subprocess.run(["su", "-c", "id -u"], capture_output=True, stdin=-3).stdout)
+"""
+        attacked = await self.attack(script)
+        self.assertEqual(attacked.text.splitlines()[1:], [str(["0" * 16, "1"]), "b''"])
+
+    async def test_no_process_outside_can_be_signalled(self) -> None:
+        script = """
+import os, signal, sys
+me = os.getpid()
+for pid in {int(sys.argv[1]), int(sys.argv[2]), 2**22 - 1}:
+    try:
+        os.kill(pid, signal.SIGKILL if pid > 100 else 0)
+        print("killed", pid)
+    except (ProcessLookupError, PermissionError) as error:
+        pass
+try:
+    os.kill(-1, signal.SIGCONT)  # harmless, should anybody get it
+    print("all were told")
+except ProcessLookupError:
+    pass
+print(sorted(int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) > me))
+"""
+        pid = self.daemon.pid
+        attacked = await self.attack_by(python(script, str(pid), str(pid + 1)))
+        self.assertNotIn("killed", attacked.text)
+        self.assertEqual(attacked.text, "[]\n")
+        self.assertEqual(self.daemon.pid, pid)
+        self.assertTrue(self.daemon.running)

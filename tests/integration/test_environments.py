@@ -22,6 +22,13 @@ _VERSION = "import sys; print(*sys.version_info[:2])"
 MACHINE_VERSION = subprocess.run(
     ["/usr/bin/python3", "-c", _VERSION], capture_output=True, text=True, check=True
 ).stdout
+JAVA = """
+class Sum {
+    public static void main(String[] arguments) {
+        System.out.println("java " + Runtime.version().feature());
+    }
+}
+"""
 
 
 def environment_command(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -72,6 +79,14 @@ class EnvironmentTests(DaemonTestCase):
         self.assertNotEqual(f"{one}\n", MACHINE_VERSION)
         events = await self.run_command(show, environment="default")
         self.assertEqual(text(events), MACHINE_VERSION)
+
+    async def test_missing_jdk_comes_from_the_environment(self) -> None:
+        self.repository.write("Sum.java", JAVA)
+        self.commit = self.repository.commit()
+        printed = await self.run_in_debian(
+            "javac Sum.java && tawebeval-run --read $PWD:/work --dir /work -- java -Xmx64m Sum"
+        )
+        self.assertRegex(printed, r"\Ajava \d+\n\Z")
 
     async def test_nothing_of_the_machine_is_seen(self) -> None:
         printed = await self.run_in_debian(

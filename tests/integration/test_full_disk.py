@@ -1,4 +1,4 @@
-"""A state or cache directory that is full: said clearly, survived, and mended.
+"""A state or cache directory that is full, closed or gone: said clearly, survived, and mended.
 
 Both lie on small file systems, which are mounted in a mount namespace of the daemon's own, and seen
 from outside through its root directory in `/proc`. Only root can do that.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 from twisted.trial.unittest import SkipTest
 
@@ -26,6 +28,7 @@ _MOUNT = (
     'exec "$@"'
 )
 MIB = 2**20
+CLOSED = "Read-only file system"
 
 
 class SmallDisks(Daemon):
@@ -68,6 +71,21 @@ class SmallDisks(Daemon):
 
     def empty(self, place: Path) -> None:
         (self.seen(place) / "filler").unlink(missing_ok=True)
+
+    def close(self, place: Path) -> None:
+        """Let nothing be written there, as if the file system had become read-only."""
+        # What has a file open for writing, as the lock is, cannot be made so itself.
+        self._inside("mount", "--bind", str(place), str(place))
+        self._inside("mount", "-o", "remount,bind,ro", str(place))
+
+    def open(self, place: Path) -> None:
+        self._inside("umount", "--lazy", str(place))
+
+    def _inside(self, *command: str) -> None:
+        nsenter = ("nsenter", f"--mount=/proc/{self.pid}/ns/mnt")
+        assert shutil.which(nsenter[0]), "util-linux has it"
+        status = os.spawnvp(os.P_WAIT, nsenter[0], [*nsenter, *command])
+        assert status == 0, command
 
 
 class DiskTests(DaemonTestCase):
@@ -118,6 +136,15 @@ class DiskTests(DaemonTestCase):
         self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
         await self.ready()
 
+    async def lost(self, command: str = "true") -> dict[str, Any]:
+        """Return the end of an evaluation that is accepted and cannot be run."""
+        return failure(await self.run_command(command), "lost")
+
+    def other_commit(self) -> None:
+        """Let evaluations be by a commit that was never fetched."""
+        self.repository.write("new", os.urandom(MIB))
+        self.commit = self.repository.commit()
+
     async def test_form_on_a_full_disk_gets_503(self) -> None:
         self.disks.fill(self.disks.state)
         for content in (b"x", bytes(3 * MIB)):
@@ -134,6 +161,11 @@ class DiskTests(DaemonTestCase):
         self.disks.empty(self.disks.state)
         await self.check_mended()
 
+    async def test_evaluator_that_fills_the_disk_is_stopped(self) -> None:
+        error = failure(await self.run_command("cat /dev/zero >file"), "disk")
+        self.assertEqual((error["limit"], error["value"]), ("limits.free_disk", MIB))
+        await self.check_mended()
+
     async def test_evaluation_that_prints_to_a_full_disk_is_lost(self) -> None:
         command = "cd $TEMPORARY_DIRECTORY; touch gate; echo ready"
         command += "; while test -e gate; do sleep 0.01; done; seq 1000"
@@ -147,13 +179,39 @@ class DiskTests(DaemonTestCase):
         self.disks.empty(self.disks.state)
         await self.check_mended()
 
+    async def test_commit_without_room_in_the_cache_is_lost(self) -> None:
+        await self.run_command("true")
+        self.other_commit()
+        self.disks.fill(self.disks.cache)
+        error = await self.lost()
+        self.assertIn(FULL, error["message"])
+        await self.not_ready(f"the file system of the cache {NO_ROOM}")
+        self.disks.empty(self.disks.cache)
+        await self.check_mended()
+
     async def test_pack_that_fills_the_cache_is_no_damage(self) -> None:
         self.repository.write("huge", os.urandom(25 * MIB))
         self.commit = self.repository.commit()
-        error = failure(await self.run_command("true"), "lost")
+        error = await self.lost()
         self.assertEqual(error["message"], f"git cannot use the disk: {FULL}")
         self.assertIn(FULL, error["stderr"])
         self.repository.write("huge", b"")
         self.commit = self.repository.commit()
         await self.check_mended()
         self.assertNotIn("is damaged", self.daemon.log)
+
+    async def test_read_only_file_system_is_reported(self) -> None:
+        for place, name in ((self.disks.state, "state"), (self.disks.cache, "cache")):
+            self.other_commit()
+            self.disks.close(place)
+            try:
+                obstacle = f"the file system of the {name} cannot be written to: {CLOSED}"
+                await self.not_ready(obstacle)
+                if name == "state":
+                    answer = await self.client.post(self.repository.url, self.commit, "true")
+                    self.assertIn(CLOSED, answer.problem(503)["detail"])
+                else:
+                    self.assertIn(CLOSED, (await self.lost())["message"])
+            finally:
+                self.disks.open(place)
+            await self.check_mended()

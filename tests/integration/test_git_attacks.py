@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
+import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -65,6 +70,51 @@ def make_commit(repository: Path, tree: str) -> str:
 def entry(mode: str, name: str, oid: str) -> bytes:
     """Return an entry of a tree object."""
     return f"{mode} {name}\0".encode() + bytes.fromhex(oid)
+
+
+def varint(number: int) -> bytes:
+    """Return a size as deltas have it: seven bits at a time, the lowest first."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def pack_entry(kind: int, content: bytes, base: bytes = b"") -> bytes:
+    """Return an object of a pack; `kind` 3 is a blob, 7 a delta to `base`."""
+    size = len(content)
+    head = varint(size >> 4) if size > 15 else b""
+    first = kind << 4 | size & 15 | (128 if head else 0)
+    return bytes([first]) + head + base + zlib.compress(content)
+
+
+def blob_oid(content: bytes) -> str:
+    """Return the OID of a blob."""
+    return sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class TurningServer(HttpServer):
+    """A git server that has plain files when it is asked again; `objects` were asked for."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, dumb=True)
+        self.objects: list[str] = []
+        self._advertised = False
+
+    def answer(self, handler: BaseHTTPRequestHandler, path: str, body: bytes) -> bool:
+        if "/objects/" in path:
+            self.objects.append(path)
+        if self._advertised or not path.endswith("/info/refs"):
+            return False
+        self._advertised = True
+        line = b"1" * 40 + b" HEAD\0shallow ofs-delta agent=x\n"
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/x-git-upload-pack-advertisement")
+        handler.end_headers()
+        first = b"001e# service=git-upload-pack\n0000"
+        handler.wfile.write(b"%b%04x%b0000" % (first, len(line) + 4, line))
+        return True
 
 
 class AttackTestCase(DaemonTestCase):
@@ -199,6 +249,33 @@ class RepositoryTests(AttackTestCase):
         commit = make_commit(self.evil, tree)
         return await self.refuse(f"file://{self.evil}", commit, reason)
 
+    async def test_words_of_a_server_leave_the_daemon_ready(self) -> None:
+        (self.folder / "loop").symlink_to("loop")
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            words = b"ERR x\nfatal: No space left on device"
+
+            def answer() -> None:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(b"%04x%b" % (len(words) + 4, words))
+
+            thread = threading.Thread(target=answer, daemon=True)
+            thread.start()
+            for url, reason in (
+                (f"file://{self.folder}/{'x' * 300}", "repository"),
+                (f"file://{self.folder}/loop/x", "repository"),
+                (f"file://{self.folder}/No space left on device", "lost"),
+                (f"git://127.0.0.1:{server.getsockname()[1]}/x", "lost"),
+            ):
+                identifier = await self.client.evaluate(url, self.commit, "echo never")
+                failure(await self.client.follow(identifier), reason)
+                self.assertEqual((await self.client.get("/health/ready")).code, 200, url)
+            thread.join()
+        await self.honest()
+
     def limit(self, error: Any, name: str, value: int) -> None:
         self.assertEqual((error["limit"], error["value"]), (f"repositories.{name}", value))
 
@@ -220,6 +297,13 @@ class RepositoryTests(AttackTestCase):
             error = await self.attack(oid)
             self.assertIn("over 100000 files and directories", error["message"])
 
+    async def test_a_deep_tree_is_not_checked_out(self) -> None:
+        oid = make_object(self.evil, "blob", b"")
+        mode = "100644"
+        for _ in range(60):
+            oid, mode = make_object(self.evil, "tree", entry(mode, "d" * 100, oid)), "40000"
+        self.assertIn("path", (await self.attack(oid))["message"])
+
     async def starve(self, tree: str) -> None:
         commit = make_commit(self.evil, tree)
         url = f"file://{self.evil}"
@@ -231,6 +315,29 @@ class RepositoryTests(AttackTestCase):
         name = "x" * (200 * MIB)
         await self.starve(make_object(self.evil, "tree", entry("100644", name, blob)))
 
+    async def test_a_delta_bomb_does_not_take_the_memory(self) -> None:
+        base = bytes(64 * 1024)
+        copies = 8 * 1024
+        delta = varint(len(base)) + varint(len(base) * copies) + b"\x80" * copies
+        oid = blob_oid(base * copies)
+        pack = b"PACK" + struct.pack(">II", 2, 2)
+        pack += pack_entry(3, base) + pack_entry(7, delta, bytes.fromhex(blob_oid(base)))
+        pack += sha1(pack).digest()
+        subprocess.run(
+            ["git", "index-pack", "--stdin"],
+            cwd=self.evil,
+            env=ENVIRONMENT,
+            input=pack,
+            capture_output=True,
+            check=True,
+        )
+        await self.starve(make_object(self.evil, "tree", entry("100644", "x", oid)))
+
+    async def test_a_huge_blob_is_not_checked_out(self) -> None:
+        blob = make_object(self.evil, "blob", bytes(9 * MIB))
+        error = await self.attack(make_object(self.evil, "tree", entry("100644", "x", blob)))
+        self.limit(error, "tree_bytes", 8 * MIB)
+
     async def test_a_giant_fetch_leaves_no_bytes(self) -> None:
         with open("/dev/urandom", "rb") as random:
             blob = make_object(self.evil, "blob", random.read(6 * MIB))
@@ -240,6 +347,17 @@ class RepositoryTests(AttackTestCase):
         for url in (f"file://{self.evil}", f"{server.url}/evil/.git"):
             self.limit(await self.refuse(url, commit), "fetch_bytes", 4 * MIB)
             self.assertLess(self.cached(url), 10_000)
+
+    async def test_a_server_that_turns_into_one_of_plain_files_is_refused(self) -> None:
+        commit = make_commit(self.evil, make_object(self.evil, "tree", b""))
+        git(self.evil, "update-server-info")
+        server = TurningServer(self.folder)
+        self.addCleanup(server.stop)
+        url = f"{server.url}/evil/.git"
+        error = await self.refuse(url, commit)
+        self.assertIn("a server of plain files", error["message"])
+        self.assertEqual(server.objects, [])
+        self.assertLess(self.cached(url), 10_000)
 
     async def test_a_repository_of_another_user_is_served(self) -> None:
         if os.geteuid() != 0:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
 from twisted.internet.utils import getProcessOutput
 from twisted.trial.unittest import SkipTest
 
+from tawebeval.daemon.startup import derive_daemon_label
 from tawebeval.sandbox.workspace import derive_log_pseudonym
+from tawebeval.slurm.commands import SQUEUE_PERIOD
 from tests.integration import evaluator_case
 from tests.integration.attacks import bombs
+from tests.integration.attacks.case import MIB
 from tests.integration.attacks.strays import StrayTests
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import COMMAND, until
+from tests.integration.processes import processes
 from tests.integration.slurm_case import CPUS, SlurmTestCase
 
 SPY = """
@@ -51,6 +60,16 @@ class BehaviourTests(SlurmTestCase):
         ]
         self.assertRegex(found[0], r"^[0-9a-f-]{36}\n$")
         self.assertEqual(*found)
+
+    async def test_floods_are_stopped_and_take_no_memory_of_the_daemon(self) -> None:
+        before = self.daemon.memory
+        for stream, reason, value in (("1", "output", 4 * MIB), ("2", "stderr", MIB)):
+            events = await self.run_command(
+                python(bombs.FLOOD, stream), **{"limits[output]": str(4 * MIB)}
+            )
+            error = failure(events, reason)
+            self.assertEqual((error["limit"], error["value"]), (f"limits.{reason}", value))
+        self.assertLess(self.daemon.memory - before, 48 * MIB)
 
     async def test_memory_and_processes_are_limited_on_the_node(self) -> None:
         identifiers = [
@@ -112,6 +131,19 @@ class ClusterTests(SlurmTestCase):
         self.cluster.start_controller()
         self.assertEqual(joined(await self.run_command("echo again")), ["again\n"])
 
+    async def test_evaluation_outlives_a_killed_srun(self) -> None:
+        identifier, gate = await self.begin_and_hold("echo on")
+        label = derive_daemon_label(self.daemon.state)
+        sruns = processes(f"srun\0--job-name=tawebeval-{label}-")
+        self.assertTrue(sruns)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # each would else cancel the job
+            for pid in sruns:
+                os.kill(pid, number)
+        await deferLater(reactor, 2 * SQUEUE_PERIOD)  # Slurm is asked meanwhile
+        gate.write_text("\n")
+        self.assertEqual(joined(await self.client.follow(identifier)), ["readyon\n"])
+        await until(lambda: not self.cluster.list_jobs(), "no job is left")
+
     async def test_evaluation_outlives_a_killed_daemon(self) -> None:
         identifier, gate = await self.begin_and_hold("echo on")
         node = (await self.client.status(identifier))["runner"]["node"]
@@ -160,6 +192,26 @@ class QueueTests(SlurmTestCase):
         await self.client.cancel(running[0])
         self.assertEqual(joined(await self.client.follow(third)), ["third\n"])
         await self.client.cancel(running[1])
+        await until(lambda: not self.cluster.list_jobs(), "no job is left")
+
+    async def test_waiting_job_of_a_killed_daemon_is_replaced(self) -> None:
+        running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(2)]
+        late = await self.begin("echo late")
+        await until(lambda: len(self.cluster.list_jobs()) == 3, "the third job waits")
+        (waiting,) = (job for job in self.cluster.list_jobs() if "PENDING" in job)
+        number = waiting.split()[0]
+        self.cluster.run("scontrol", "hold", number)
+        await self.daemon.kill()
+        self.daemon.start()
+        await self.daemon.ready()
+        await until(
+            lambda: all(job.split()[0] != number for job in self.cluster.list_jobs()),
+            "the old job is cancelled",
+        )
+        for identifier in running:
+            self.assertEqual((await self.client.status(identifier))["state"], "running")
+            await self.client.cancel(identifier)
+        self.assertEqual(joined(await self.client.follow(late)), ["late\n"])
         await until(lambda: not self.cluster.list_jobs(), "no job is left")
 
 

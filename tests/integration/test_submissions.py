@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.integration.attacks.case import AttackCase
 from tests.integration.cgroups import needs_cgroups
-from tests.integration.client import python, text
+from tests.integration.client import joined, python, text
 from tests.integration.harness import CONFIGURATION
 
 MIB = 2**20
@@ -138,6 +138,14 @@ class SubmissionRuns(SubmissionCase):
         printed = await self.run_command("; ".join(f"{each}; echo $?" for each in commands))
         self.assertEqual(text(printed).split(), [str(status) for status in commands.values()])
 
+    async def test_hundred_runs_leave_nothing(self) -> None:
+        printed = await self.run_command(
+            "for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5 6 7 8 9 10; do"
+            ' tawebeval-run -- echo "done" 2>&1 & done; wait; done'
+        )
+        self.assertEqual(joined(printed), ["done\n" * 100])
+        await self.daemon.nothing_left()
+
     async def test_run_ends_with_its_caller(self) -> None:
         printed = await self.run_command(
             "mkdir ~/out; tawebeval-run --write ~/out -- sh -c 'while sleep 0.05; do date >>"
@@ -208,6 +216,11 @@ class SubmissionLimits(SubmissionCase):
         await self.limited("x = bytearray(220 * 2**20)", "", "memory")
         forks = "import os, time\nfor n in range(350):\n    if not os.fork(): time.sleep(600)"
         await self.limited(forks, "", "processes")
+
+    async def test_output_is_cut_at_its_limit(self) -> None:
+        printed, report = await self.run_apart("while True: print('x' * 99)", "--output 1000")
+        self.assertEqual(report["reason"], "output")
+        self.assertEqual(len(printed.partition("status")[0].rstrip("\n")), 1000 - 1)
 
     async def test_large_files_do_not_reach_the_disk_of_the_evaluator(self) -> None:
         write = (
