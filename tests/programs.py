@@ -49,11 +49,11 @@ USES = (
     Use("git libseccomp.so.2 /usr/bin/python3", "tests", needed=True),
     Use("bwrap curl", f"tests.integration {_SANDBOXED}", needed=True),
     Use("systemd-analyze", f"tests.test_units tests.test_container_files {_integration(_BOOTED)}"),
-    Use("nsenter ip pgrep", _integration(_BOOTED)),
+    Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk")),
     Use("bash zsh fish", _integration("test_install")),
     Use("jq", _integration("test_documented_commands")),
     Use("jq /usr/bin/node", _integration("test_documented_clients")),
-    Use("/usr/bin/node", "tests.web.test_page_modules"),
+    Use("/usr/bin/node", _integration("test_page_modules")),
     Use("/usr/bin/node", _integration("test_client_packages"), npm="typescript"),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
     Use("/usr/bin/go /usr/bin/rustc", _integration("test_toolchains"), optional=True),
@@ -73,10 +73,9 @@ USES = (
 
 FOR_ROOT = (
     "tests.evaluations.test_store tests.linux.test_hidden_proc tests.linux.test_privileges "
-    "tests.sandbox.test_overlays "
     + _integration(
         f"{_BOOTED} test_environments"
-        " test_full_disk test_git_attacks"
+        " test_full_disk test_git_attacks test_overlays"
         f" test_privileges test_try test_verdicts test_writable_trees test_slurm"
     )
 )

@@ -285,7 +285,7 @@ class PackingTests(SynchronousTestCase):
 
 class VerdictTests(SynchronousTestCase):
     def test_results_lead_to_the_verdict_that_the_page_shows(self) -> None:
-        for expected, members in (  # as in tests/web/page_modules/verdict.mjs
+        for expected, members in (  # as in tests/integration/page_modules/verdict.mjs
             ("finished", None),
             ("finished", {"progress": {"done": 1, "total": 1}}),
             ("finished", points(7)),
