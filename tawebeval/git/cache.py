@@ -476,15 +476,16 @@ class RepositoryCache:
 
         Checkouts, which are made again without a network, get half of the capacity at most.
         """
-        excess = []
-        for kinds, capacity in (
-            (_StoredCheckout, self._capacity // 2),
-            (_StoredCheckout | BareRepository, self._capacity),
+        excess, freed, sizes = [], 0, self.disk_sizes
+        for kind, size in (
+            (_StoredCheckout, sizes["checkouts"] - self._capacity // 2),
+            (object, sum(sizes.values()) - self._capacity),
         ):
-            used = sum(one.size for one in self._stored.values() if isinstance(one, kinds))
+            if freed >= size:  # as a rule: there may be 10,000 checkouts
+                continue
             for name, stored in list(self._stored.items()):
-                if used > capacity and isinstance(stored, kinds) and not stored.users:
-                    used -= stored.size
+                if freed < size and isinstance(stored, kind) and not stored.users:
+                    freed += stored.size
                     excess.append(self._detach(name))
                     log.info("{path} is evicted from the cache", path=name)
         return excess
