@@ -96,17 +96,13 @@ class BuildTests(KeptDaemonTestCase):
     async def test_tree_that_cannot_be_copied_is_the_fault_of_the_build(self) -> None:
         name = '"No space left on device"'
         deep = "import os\nfor _ in range(1500): os.mkdir('abc'); os.chdir('abc')"
-        for build in (
-            f"touch {name}; chmod 0 {name}",
-            f"mkdir {name}; chmod 0 {name}",
-            "chmod 0 .",
-            f'python3 -c "{deep}"',
-        ):
+        # Not for directories: who counts the disk may have given their mode bits back.
+        for build in (f"touch {name}; chmod 0 {name}", f'python3 -c "{deep}"'):
             await self.define(build)
             (events,) = await self.read_many([await self.submit()])
             # The limits may find the deep tree before it is copied.
             words = "files that cannot be read|nested them too deeply"
-            self.assertRegex(failure(events, "build")["message"], words)
+            self.assertRegex(failure(events, "build")["message"], words, build)
 
     async def test_evaluations_that_wait_leave_their_slots_to_others(self) -> None:
         await self.define(f"{HOLD}; {UNIQUE} >built")

@@ -47,7 +47,7 @@ class RestartTests(KeptDaemonTestCase):
         self.daemon.start()
         await self.daemon.ready()
         for after in ("0", "1"):
-            failure((await self.client.page(identifier, after))["data"], "lost")
+            failure((await self.client.page(identifier, after, wait=30))["data"], "lost")
         for each in running:
             await self.client.request("DELETE", f"/evaluation/{each}")
         await self.daemon.nothing_left()
