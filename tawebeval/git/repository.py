@@ -157,6 +157,12 @@ class BareRepository:
                 self._marker(oid).symlink_to(commit.oid)
                 self._marker_count += 1
 
+    def _remove_marker(self, commit: Commit) -> None:
+        """Remove the marker of a commit, if it has one. Blocks."""
+        with suppress(FileNotFoundError):
+            self._marker(commit.oid).unlink()
+            self._marker_count -= 1
+
     @property
     def has_commits(self) -> bool:
         """Whether a commit was ever fetched."""
@@ -194,7 +200,7 @@ class BareRepository:
         )
         if pointer is not None:
             # Whatever is wrong with the marker, the next request fetches the file.
-            await self._threads.run_in_thread(self._marker(commit.oid).unlink, missing_ok=True)
+            await self._threads.run_in_thread(self._remove_marker, commit)
             why = "but not tracked in .gitattributes, or lost from the cache (then try again)"
             raise explain_missing_lfs_object(pointer, why)
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
@@ -86,13 +87,30 @@ class ArgumentsTests(CacheTestCase):
     def test_fetch_does_not_list_the_commits_that_were_fetched_before(self) -> None:
         self.get()
         listed, scan = [], os.scandir
-        self.patch(os, "scandir", lambda path: [scan(path), listed.append(str(path))][0])
+
+        def list_directory(path: Any) -> Any:
+            listed.append(str(path))
+            return scan(path)
+
+        self.patch(os, "scandir", list_directory)
         self.get(oid=OTHER)
         self.assertIn(str(self.path() / "objects"), listed)
         self.assertNotIn(str(self.path() / "commits"), listed)
         sizes = self.cache.disk_sizes
         self.restart()
         self.assertEqual(self.cache.disk_sizes, sizes)
+
+    def test_commits_whose_markers_are_removed_are_not_counted(self) -> None:
+        oid = "5" * 64
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 9\n"
+        self.trees = {OTHER: "8" * 40}
+        self.get(oid=OTHER)
+        self.plant = lambda tree: (tree / "large").write_text(pointer)
+        self.refuse()
+        sizes = self.cache.disk_sizes
+        for _ in range(3):
+            self.assertIn("not tracked in .gitattributes", self.refuse().message)
+            self.assertEqual(self.cache.disk_sizes, sizes)
 
     def test_other_object_is_named(self) -> None:
         self.broken["log"] = GitResult(0, "", "")
