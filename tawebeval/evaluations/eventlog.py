@@ -223,6 +223,14 @@ class EventFiles:
         return None
 
 
+def has_marks(directory: Path) -> bool:
+    """Return whether an evaluation's directory has marks, as where events were delivered."""
+    try:
+        return (directory / "marks").stat().st_size > 0
+    except OSError:
+        return False
+
+
 @attrs.define(eq=False)
 class RecordedStdout:
     """Parser of one evaluator's stdout whose events and their files outlive the daemon.

@@ -31,7 +31,7 @@ from tawebeval.deferreds import FairQueue, OneShotEvent
 from tawebeval.errors import DiscardedCursor, EvaluationFailure
 from tawebeval.evaluations.building import BuildPlan, build_tree, plan_build
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.eventlog import RecordedStdout, read_ended_evaluation
+from tawebeval.evaluations.eventlog import RecordedStdout, has_marks, read_ended_evaluation
 from tawebeval.evaluations.lifecycle import (
     Evaluation,
     end_evaluation,
@@ -75,7 +75,9 @@ def requeue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let an evaluation enter the queue again that an earlier process had not started. Blocks."""
     details, upload = evaluation.details, evaluation.details.upload_directory
     details.limits = details.environment = details.runner_status = None
-    has_delivered_events = evaluation.events.has_lost_events = _has_delivered_events(evaluation)
+    # Of a run that could not be stored; another one would have other events.
+    has_delivered_events = has_marks(evaluation.workspace.output_directory)
+    evaluation.events.has_lost_events = has_delivered_events
     with suppress(OSError):  # the start finds what is missing
         if upload is not None and not upload.exists() and evaluation.workspace.root.exists():
             evaluation.workspace.restore_uploaded_files(upload)
@@ -88,14 +90,6 @@ def requeue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
         run_for_evaluation(evaluation, end_evaluation(evaluation, _DAMAGED_UPLOAD))
     else:
         start_in_background(evaluation, slots)
-
-
-def _has_delivered_events(evaluation: Evaluation) -> bool:
-    """Tell whether a run that could not be stored has delivered events: another has others."""
-    try:
-        return (evaluation.workspace.output_directory / "marks").stat().st_size > 0
-    except OSError:
-        return False
 
 
 def _is_damaged(upload: Path, submission: Sequence[SubmissionFile]) -> bool:
@@ -449,7 +443,7 @@ _OTHER_RUNNER = EvaluationFailure(
 def restore_events(evaluation: Evaluation) -> None:
     """Make the events of an evaluation that has ended again. Blocks, hardly."""
     event_log, details = evaluation.events.log, evaluation.details
-    reason: Exception | None = None
+    reason: object = "the files have fewer events than the row"
     if details.markers is not None:
         try:
             stdout = open_stdout(evaluation, Markers(*details.markers))
