@@ -146,9 +146,11 @@ class RepositoryCache:
         `on_load` is called before anything is evicted, and may resume checkouts. What is evicted or
         left over is removed in the background.
         """
-        with os.scandir(self._root) as entries:  # whose paths would take several times the memory
+        with os.scandir(self._root) as entries:  # names: paths take several times the memory
             found = sorted((one.stat(follow_symlinks=False).st_mtime, one.name) for one in entries)
         for _, name in found:
+            if self._load_checkout(name):
+                continue
             path = self._root / name
             if path.suffix == ".git" and not path.is_symlink():
                 bare = self._add(name)
@@ -158,7 +160,7 @@ class RepositoryCache:
                 except OSError as error:
                     log.warn("{path} cannot be used: {error}", path=path, error=error)
                     self._leftovers.append(self._detach(name))
-            elif not self._load_checkout(name):
+            else:
                 self._leftovers.append(path)  # half made, half removed, or of an earlier boot
         on_load()
         leftovers, self._leftovers = [*self._leftovers, *self._detach_excess()], []
