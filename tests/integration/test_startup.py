@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+from typing import Any
 
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tests.cases.patience import LONG_PATIENCE
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
-from tests.integration.harness import TWISTD, environment, until
+from tests.integration.harness import COMMAND, TWISTD, environment, until
 from tests.integration.ports import free_port, listens
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import USER, temporary_folder
@@ -63,3 +65,56 @@ class StartupTests(TestCase):
         await until(lambda: process.poll() is not None, "it stops")
         self.assertEqual(process.returncode, -signal.SIGTERM)
         self.assertNotIn("Traceback", log.read_text())
+
+
+class DoctorTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.temporary = self.folder / "tmp"
+        self.temporary.mkdir()
+        self.temporary.chmod(0o1777)
+        self.state, self.cache = (self.folder / "places" / name for name in ("state", "cache"))
+
+    def run_command(self, *around: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+        """Return the exit status, and the findings by their parts; `around` runs the command."""
+        before = sorted(self.folder.rglob("*"))
+        ran = subprocess.Popen(
+            [*around, str(COMMAND), "doctor", "--json"],
+            env={
+                **os.environ,
+                "TMPDIR": str(self.temporary),
+                "PLACES": str(self.state.parent),
+                "STATE_DIRECTORY": str(self.state),
+                "CACHE_DIRECTORY": str(self.cache),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.addCleanup(ran.kill)
+        said, complained = ran.communicate(timeout=PATIENCE)
+        self.assertNotIn("Traceback", complained)
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
+        groups = (path for path, _, _ in os.walk("/sys/fs/cgroup"))
+        own = f"tawebeval-doctor-{ran.pid}"
+        self.assertEqual([path for path in groups if own in path.split("/")], [])
+        found: dict[str, list[dict[str, Any]]] = {}
+        for each in json.loads(said):
+            found.setdefault(each["part"], []).append(each)
+        worst = {each["health"] for part in found.values() for each in part}
+        self.assertEqual(ran.returncode, 2 if "broken" in worst else int("weaker" in worst))
+        return ran.returncode, found
+
+    def test_doctor_finds_this_machine_well(self) -> None:
+        status, found = self.run_command()
+        self.assertLess(status, 2, found)
+        self.assertEqual(found["sandbox"][0]["health"], "ok")
+        self.assertIn("git version", found["git"][0]["what"])
+        self.assertEqual(len(found["limits"]), 4)
+        if USER is not None:  # an ordinary user without cgroups
+            self.assertEqual(status, 1, found)
+            self.assertEqual({each["health"] for each in found["permissions"]}, {"ok"})
+            self.assertEqual({each["health"] for each in found["limits"]}, {"weaker"})
+            self.assertIn("cgroup", found["limits"][0]["remedy"])
