@@ -36,7 +36,7 @@ INSTALL = str(ROOT / "scripts" / "install")
 
 
 class InstalledTests(ServiceTestCase):
-    def test_command_works_for_everybody(self) -> None:
+    def test_user_nobody_runs_the_installed_command(self) -> None:
         version = self.machine.run("setpriv", "--reuid=65534", "tawebeval", "--version")
         self.assertEqual(version, f"tawebeval {__version__}")
 
@@ -101,7 +101,7 @@ class InstalledTests(ServiceTestCase):
             self.ask("GET", "/evaluations", Authorization=f"Bearer {token}").answer()[0], 200
         )
 
-    def test_documented_commands_lead_to_a_caller_behind_nginx(self) -> None:
+    def test_documented_commands_set_up_nginx_and_a_caller_with_a_token(self) -> None:
         if not Path("/usr/sbin/nginx").exists():
             raise SkipTest("there is no nginx here (Debian package nginx)")
         self.configure((ROOT / "etc" / "tawebeval.toml").read_text())
@@ -134,11 +134,11 @@ class PlacesTests(SynchronousTestCase):
         self.install["write_units"](self.places(prefix, sysconfdir))
         return Path(f"{self.folder}{prefix}/lib/systemd/system/tawebeval.service").read_text()
 
-    def test_usual_places_leave_the_unit_unchanged(self) -> None:
+    def test_default_directories_leave_the_unit_file_unchanged(self) -> None:
         shipped = (ROOT / "systemd" / "tawebeval.service").read_text()
         self.assertEqual(self.unit("/usr/local", "/etc"), shipped)
 
-    def test_other_places_are_written_into_the_unit(self) -> None:
+    def test_prefix_and_sysconfdir_are_written_into_the_unit_file(self) -> None:
         for prefix, sysconfdir in (("/usr", "/usr/local/etc"), ("/opt/x", "/opt/etc")):
             unit = self.unit(prefix, sysconfdir)
             self.assertIn(f"ExecStart={prefix}/lib/tawebeval/bin/twistd ", unit)

@@ -150,7 +150,7 @@ class LfsTests(LfsCase):
         self.assertEqual(headers["Host"], self.server.url.partition("://")[2])
         self.assertNotIn("Content-Length", headers)
 
-    async def test_download_elsewhere_obeys_the_rules_for_hosts_and_protocols(self) -> None:
+    async def test_download_from_another_host_obeys_the_rules_for_hosts_and_protocols(self) -> None:
         other = self.serve()
         self.server.elsewhere = other.url
         self.assertIn(SHA, text(await self.look()))
@@ -262,7 +262,7 @@ class DownloadTests(BareRepositoryCase):
             self.assertEqual((self.path / "lfs" / SHA).read_bytes(), LARGE)
             remove_tree(self.path)
 
-    async def test_name_of_a_file_is_written_to_the_disk(self) -> None:
+    async def test_download_syncs_the_file_and_its_directory_to_the_disk(self) -> None:
         synced: list[str] = []
         fsync = os.fsync
 
@@ -305,7 +305,7 @@ class DownloadTests(BareRepositoryCase):
                 await self.fetch(server)
             self.assertIn(words, caught.exception.message)
 
-    async def test_files_of_one_content_are_one_download(self) -> None:
+    async def test_files_with_the_same_content_are_downloaded_once(self) -> None:
         for number in range(20):
             self.source.write(f"data/{number}.bin", str(number % 19))
         self.commit = self.source.commit()
@@ -334,7 +334,9 @@ class DownloadTests(BareRepositoryCase):
             self.assertIs(self.bare.find_fetched_commit(self.commit), None)
         self.assertEqual(len(server.seen), 2)
 
-    async def test_cached_file_of_another_size_is_fetched_again(self) -> None:
+    async def test_cached_file_of_wrong_size_is_fetched_again_unless_the_pointer_is_wrong(
+        self,
+    ) -> None:
         server = self.serve()
         commit = await self.fetch(server)
         os.truncate(self.path / "lfs" / SHA, 1000)

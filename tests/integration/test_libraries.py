@@ -402,7 +402,7 @@ class LibraryCase(DaemonTestCase):
 
 
 class LibraryTests(LibraryCase):
-    async def test_python_library_works(self) -> None:
+    async def test_python_evaluator_runs_compares_and_sends_by_the_library(self) -> None:
         await self.check_python()
 
     async def check(self, command: str, prints: str) -> None:
@@ -426,7 +426,7 @@ class LibraryTests(LibraryCase):
             ],
         )
 
-    async def test_shell_library_works_in_dash_and_bash(self) -> None:
+    async def test_dash_and_bash_evaluators_run_compare_and_send_by_the_library(self) -> None:
         self.repository.write("evaluator.sh", SHELL)
         self.commit = self.repository.commit()
         for shell in ("dash", "bash"):
@@ -434,7 +434,7 @@ class LibraryTests(LibraryCase):
             prints = SHELL_PRINTS.replace("source\n", "source.py\n") + need
             await self.check(f"{shell} evaluator.sh || :", prints)
 
-    async def test_cpp_library_works_without_warnings(self) -> None:
+    async def test_cpp_evaluator_compiles_without_warnings_and_sends_by_the_library(self) -> None:
         if shutil.which("g++", path="/usr/bin:/bin") is None:
             raise SkipTest("there is no C++ compiler here (Debian package g++)")
         self.repository.write("evaluator.cpp", CPP)
@@ -448,7 +448,7 @@ class LibraryTests(LibraryCase):
         self.assertEqual(len(cases), 20, cases)
         self.assertEqual([case["case"] for case in cases], [case["verdict"] for case in cases])
 
-    async def test_shell_runs_at_the_same_time_share_no_file(self) -> None:
+    async def test_concurrent_runs_of_a_shell_evaluator_share_no_file(self) -> None:
         self.repository.write("together.sh", SHELL_TOGETHER)
         self.commit = self.repository.commit()
         for shell in ("dash", "bash"):
@@ -490,7 +490,7 @@ for name, text in sources.items():
 
 
 class JavaTests(LibraryCase):
-    async def test_java_class_names_and_host_memory_do_not_matter(self) -> None:
+    async def test_java_program_runs_with_any_class_name_and_host_memory(self) -> None:
         if shutil.which("javac", path="/usr/bin:/bin") is None:
             raise SkipTest("there is no javac here (Debian package default-jdk-headless)")
         names = ("solution", "Bom", "Pack", "other", "Garbage")
@@ -500,5 +500,5 @@ class JavaTests(LibraryCase):
 class UnsandboxedLibraryTests(LibraryCase):
     configuration = UNSANDBOXED
 
-    async def test_python_library_works_without_a_sandbox(self) -> None:
+    async def test_python_evaluator_uses_the_library_without_a_sandbox(self) -> None:
         await self.check_python()

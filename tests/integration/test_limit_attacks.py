@@ -32,12 +32,12 @@ class ProcessAttacks(AttackCase):
     async def test_threads_count_as_processes(self) -> None:
         self.stopped(await self.attack(bombs.THREADS), "processes", "processes", PROCESSES)
 
-    async def test_stubborn_processes_end_with_the_evaluator(self) -> None:
+    async def test_processes_that_ignore_signals_end_with_the_evaluator(self) -> None:
         attacked = await self.attack(bombs.STUBBORN, "go")
         self.assertEqual(attacked.status["state"], "finished")
         self.assertEqual(attacked.text, "ready\n")
 
-    async def test_stubborn_processes_end_when_cancelled(self) -> None:
+    async def test_processes_that_ignore_signals_end_at_a_cancellation(self) -> None:
         await self.cancelled(python(bombs.STUBBORN, "stay"))
 
 
@@ -117,7 +117,7 @@ class OutputAttacks(AttackCase):
         self.assertEqual((error["limit"], error["value"]), (f"limits.{reason}", value))
         self.assertLess(self.daemon.memory - before, 48 * MIB)
 
-    async def test_floods_are_stopped_beside_an_honest_evaluation(self) -> None:
+    async def test_output_floods_are_stopped_while_an_honest_evaluation_finishes(self) -> None:
         for command, reason, value in (
             (python(bombs.FLOOD, "1"), "output", OUTPUT),
             (python(bombs.FLOOD, "2"), "stderr", STDERR),

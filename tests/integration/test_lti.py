@@ -293,7 +293,7 @@ class LtiTests(RepositoryTestCase):
         unknown = f"{self.tool}/login?{urlencode({**issuer, **self.platform.hints})}"
         self.assertEqual(httpx.get(unknown).status_code, 400)
 
-    async def test_session_is_of_one_student_and_one_problem(self) -> None:
+    async def test_lti_session_is_valid_for_one_student_and_one_problem_only(self) -> None:
         ann, bob = (self.launch({"sub": name})["session"] for name in ("ann", "bob"))
         evaluation = self.submit(ann, "wait").json()["evaluation"]
         self.assertEqual(self.submit(ann, "1").status_code, 429)

@@ -85,7 +85,7 @@ class WithNetworkAttacks(NetworkCase):
         CONFIGURATION + LIMITS + '[sandbox]\nnetwork = true\nreadable = ["/var/lib", "/srv"]\n'
     )
 
-    async def test_network_reaches_the_machine_but_no_hidden_socket(self) -> None:
+    async def test_evaluator_with_network_connects_to_tcp_but_to_no_socket_file(self) -> None:
         attacked = await self.attack(
             views.CONNECT, f"127.0.0.1 {self.port}", str(self.path), f"@{self.abstract}"
         )
@@ -116,6 +116,6 @@ class WithNetworkAttacks(NetworkCase):
         now = {*os.listdir("/var/lib")}  # which others may change meanwhile
         self.assertLessEqual(before & now, {*names.splitlines()})
 
-    async def test_files_for_names_and_certificates_are_there(self) -> None:
+    async def test_evaluator_with_network_reads_resolv_conf_and_certificates(self) -> None:
         attacked = await self.attack_by("cat /etc/resolv.conf >/dev/null && ls -d /etc/ssl/*")
         self.assertNotIn("private", attacked.text)

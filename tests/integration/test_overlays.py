@@ -105,11 +105,11 @@ class OverlaysTests(SynchronousTestCase):
         self.trees.forget_program(self.workspace)
         self.assertGreaterEqual(use.disk_bytes, 2 * 1_000_000)
 
-    def test_files_of_an_overlay_without_names_count(self) -> None:
+    def test_unlinked_open_files_in_an_overlay_count_as_disk_usage(self) -> None:
         self.file = "folder/file"
         self.check_nameless()
 
-    def test_files_of_an_overlay_over_another_file_system_count_without_names(self) -> None:
+    def test_unlinked_files_count_if_the_checkout_is_on_another_file_system(self) -> None:
         other = Path("/dev/shm")
         if other.stat().st_dev == self.checkout.stat().st_dev:
             raise SkipTest("there is no other file system")

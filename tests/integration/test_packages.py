@@ -448,7 +448,7 @@ class PackageTests(DaemonTestCase):
         self.assertEqual(rows["accepted/right.py"]["found"], "accepted, 3/3")
         self.assertEqual(rows["wrong_answer/thief.py"]["found"], "wrong_answer, 0/1")
 
-    async def test_secret_cases_show_their_verdict_alone(self) -> None:
+    async def test_secret_cases_show_only_verdict_time_and_memory(self) -> None:
         events = await self.judge(KATTIS, "submissions/wrong_answer/two.py")
         cases = {value["case"]: value for value in events if value["type"] == "case"}
         self.assertEqual(cases["sample/1"]["verdict"], "accepted")
@@ -569,7 +569,7 @@ class PackageTests(DaemonTestCase):
         rows = await self.check(CHOSEN)
         self.assertEqual(rows["sol/01.py"]["found"], "wrong_answer, 2/3, score 60")
 
-    async def test_cms_manager_talks_to_all_processes(self) -> None:
+    async def test_cms_manager_exchanges_data_with_all_processes(self) -> None:
         for files in (COMMUNICATION, ON_STDIN):
             rows = await self.check(files)
             self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
@@ -592,7 +592,7 @@ class PackageTests(DaemonTestCase):
         rows = await self.check({**files, "check/controller.py": ended}, status=1)
         self.assertIn("controller: ", rows["sol/solution.py"]["message"])
 
-    async def test_submission_that_is_not_built_comes_to_all_cases_and_no_more(self) -> None:
+    async def test_progress_reaches_its_total_if_the_submission_does_not_compile(self) -> None:
         for files in (PASSES, POLYGON, CMS):
             events = await self.judge({**files, "wrong/wrong.cpp": "int main("}, "wrong/wrong.cpp")
             cases = [value["case"] for value in events if value["type"] == "case"]
@@ -615,7 +615,7 @@ class PackageTests(DaemonTestCase):
         events = await self.judge(OUTPUTS, "output/output1.txt")
         self.assertIn({"type": "score", "score": 50.0, "maximum": 100.0}, events)
 
-    async def test_own_input_is_read_and_what_is_printed_is_shown_without_a_verdict(self) -> None:
+    async def test_run_on_an_own_input_shows_the_output_without_a_verdict(self) -> None:
         failing = "submissions/run_time_error"
         for files, solution, own_input, words in (
             (KATTIS, "submissions/accepted/right.py", "40 2.5", "42.5001\n"),
@@ -710,7 +710,7 @@ class PackageTests(DaemonTestCase):
         said = "validate.py cannot be built: run `tawebeval check` to see why"
         self.assertIn(said, stderr["payload"])
 
-    async def test_inputs_and_outputs_that_are_made_take_the_place_of_the_last(self) -> None:
+    async def test_generated_input_and_output_of_a_case_replace_those_of_the_last(self) -> None:
         judge = "tawebeval-judge >/dev/null; find $TEMPORARY_DIRECTORY -name '??*put.txt' | wc -l"
         *events, _ = await self.run_judge(CMS, "sol/solution.py", command=judge)
         self.assertEqual(text(events), "2\n")

@@ -201,7 +201,7 @@ class PackagingTests(SynchronousTestCase):
             environment.run("-m", "pip", "uninstall", "--quiet", "--yes", removed)
             self.assertEqual(environment.list_files(), before)
 
-    def test_client_works_with_its_requirements_alone(self) -> None:
+    def test_client_wheel_runs_with_only_its_requirements_installed(self) -> None:
         folder = self.checkout.with_name(self._testMethodName)
         folder.mkdir()
         run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)

@@ -115,7 +115,7 @@ class PageTests(PageTestCase):
         self.assertEqual(await self.browser.script(name), "%2ffdp.b.exe")
         await self.browser.shows("#failure", "exited with status 3")
 
-    async def test_forged_failures_are_data(self) -> None:
+    async def test_evaluation_error_printed_by_the_evaluator_is_shown_as_data(self) -> None:
         forged = '{"type":"evaluation_error","reason":"exit","message":"made up"}'
         for after, wanted in (("echo on", 1), ("true", 1), ("exit 3", 1)):
             await self.visit()
@@ -169,7 +169,7 @@ class PageTests(PageTestCase):
         await self.browser.shows("#output", "300000")
         await self.browser.shows("#dropped", "The server has discarded a part")
 
-    async def test_page_works_below_a_path(self) -> None:
+    async def test_page_behind_a_path_prefix_shows_events_and_the_list(self) -> None:
         root = Resource()
         root.putChild(b"judge", ReverseProxyResource("127.0.0.1", self.daemon.port, b""))
         site = Site(root)

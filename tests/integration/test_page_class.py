@@ -139,7 +139,7 @@ class ClassTests(BrowserTestCase):
         with open(saved, encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file))
 
-    async def test_group_is_a_table_of_results_that_is_live_saved_and_run_again(self) -> None:
+    async def test_standings_of_a_group_are_updated_saved_as_csv_and_rerun(self) -> None:
         browser = self.browser
         await self.configure_problem(JUDGE, "closes = 2030-01-01T00:00:00Z")
         student = Client(self.daemon.url, self.student)

@@ -101,7 +101,7 @@ class PageHttp2Tests(PageTestCase):
         self.assertEqual((status, problem["status"]), (400, 400))
         self.assertEqual(problem["field"], "submission[Not]")
 
-    async def test_page_works_behind_each_proxy(self) -> None:
+    async def test_page_submits_and_reads_over_http_2_behind_each_proxy(self) -> None:
         # HAProxy has WebSockets in streams of HTTP/2 (RFC 8441), the others on connections of 1.1.
         for proxy_type, handshake in ((Nginx, 101), (HAProxy, 200), (Caddy, 101)):
             await self.check(proxy_type)
@@ -109,6 +109,6 @@ class PageHttp2Tests(PageTestCase):
             await self.browser.open("about:blank")
             await self.proxy.stop()
 
-    test_page_works_behind_each_proxy.skip = (  # type: ignore[attr-defined]
+    test_page_submits_and_reads_over_http_2_behind_each_proxy.skip = (  # type: ignore[attr-defined]
         WITHOUT or lacking(Nginx) or lacking(HAProxy) or lacking(Caddy)
     )

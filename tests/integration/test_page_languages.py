@@ -218,7 +218,7 @@ class LanguageTests(BrowserTestCase):
         await browser.until("document.querySelector('#goals').checkVisibility()")
         await look("shared")
 
-    async def test_each_state_is_translated_and_accessible_and_has_room(self) -> None:
+    async def test_each_page_state_is_translated_accessible_and_fits_its_width(self) -> None:
         async def look(name: str) -> None:
             self.assertEqual(await self.browser.script(UNTRANSLATED, WORDS), [], name)
             for way, (size, scheme) in LOOKS.items():
@@ -230,7 +230,7 @@ class LanguageTests(BrowserTestCase):
 
         await self.visit_states(look)
 
-    async def test_language_is_that_of_the_browser_until_another_is_chosen(self) -> None:
+    async def test_page_uses_the_language_of_the_browser_until_one_is_chosen(self) -> None:
         browser = self.browser
         await self.accept_languages("fr-FR,it-CH,de")
         self.addCleanup(self.accept_languages, "en-US")
@@ -242,7 +242,7 @@ class LanguageTests(BrowserTestCase):
         await browser.open(f"{self.daemon.url}/")
         await browser.shows("#token-title", "A token is needed")
 
-    async def test_another_language_keeps_the_token_until_the_page_is_opened_anew(self) -> None:
+    async def test_change_of_language_keeps_the_token_and_a_reload_drops_it(self) -> None:
         browser = self.browser
         await browser.open(f"{self.daemon.url}/")
         await browser.write("#token", self.student_token)

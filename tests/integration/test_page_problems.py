@@ -154,7 +154,7 @@ return [...performance.getEntriesByType("navigation"), ...performance.getEntries
 
 
 class ProblemPageTests(ProblemPageTestCase):
-    async def test_page_loads_little_and_asks_for_nothing_again(self) -> None:
+    async def test_page_loads_few_files_and_a_reload_takes_assets_from_the_cache(self) -> None:
         await self.reload(self.problem("sums", "true", "fields = ['source']"))
         await self.browser.do(
             lambda driver: driver.execute_cdp_cmd("Network.clearBrowserCache", {})
@@ -169,7 +169,7 @@ class ProblemPageTests(ProblemPageTestCase):
         again = {path for path, size in await self.browser.script(LOADED) if size > 0}
         self.assertEqual(again, {"/", "/problems", "/environments", "/whoami"})
 
-    async def test_problem_asks_for_its_files_alone(self) -> None:
+    async def test_form_of_a_problem_has_only_the_file_fields_of_the_problem(self) -> None:
         await self.reload(
             self.problem("notes", JUDGE, "fields = ['source', 'note']", "title = 'Notes & <b>'")
         )
@@ -207,7 +207,9 @@ class ProblemPageTests(ProblemPageTestCase):
         listed = "Array.from(document.querySelectorAll('#listing a'), (one) => one.hash.slice(12))"
         await self.browser.until(f"{listed}.join() === arguments[0]", identifier)
 
-    async def test_statement_is_shown_without_markup_of_its_own(self) -> None:
+    async def test_statement_is_rendered_without_its_html_and_late_answers_are_ignored(
+        self,
+    ) -> None:
         tables = ""
         for name in ("first", "second"):
             self.repository.write(f"{name}.md", STATEMENT.replace("NAME", name))
@@ -243,7 +245,7 @@ class ProblemPageTests(ProblemPageTestCase):
         self.assertEqual(shown["headings"], ["Input"])
         self.assertNotIn("second", shown["text"])
 
-    async def test_statement_is_asked_for_again_once_the_problem_has_opened(self) -> None:
+    async def test_page_fetches_the_statement_again_once_the_problem_has_opened(self) -> None:
         self.expected = ("403 (Forbidden)",)
         self.repository.write("statement.md", "Add.")
         self.commit = self.repository.commit()
@@ -277,7 +279,7 @@ class ProblemPageTests(ProblemPageTestCase):
         top = await self.browser.script("return evaluation.getBoundingClientRect().top")
         self.assertLess(abs(top), 120, "the result is not in view")
 
-    async def test_compile_error_is_first_marked_and_mended(self) -> None:
+    async def test_compile_error_is_shown_first_and_marked_in_the_editor(self) -> None:
         self.repository.write("judge.sh", COMPILER)
         self.commit = self.repository.commit()
         await self.reload(self.problem("sums", "sh judge.sh", "fields = ['source']"))
@@ -321,7 +323,7 @@ class ProblemPageTests(ProblemPageTestCase):
         await self.browser.shows("#listing", "sums")
         self.assertNotIn("finished", await self.browser.text("#listing"))
 
-    async def test_program_for_a_package_runs_on_an_own_input_which_is_no_try(self) -> None:
+    async def test_run_on_an_own_input_is_not_counted_as_a_try(self) -> None:
         for path, text in KATTIS.items():
             self.repository.write(f"sum/{path}", text)
         self.commit = self.repository.commit()

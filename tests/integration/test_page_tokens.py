@@ -21,7 +21,7 @@ class TokenTests(BrowserTestCase):
         self.expected = ("401 (Unauthorized)",)
         await self.browser.look(DESKTOP, "light")
 
-    async def test_token_is_asked_for_used_and_kept_on_request(self) -> None:
+    async def test_page_asks_for_a_token_and_stores_it_only_on_request(self) -> None:
         browser = self.browser
         await browser.open(f"{self.daemon.url}/")
         await browser.shows("#token-section", "A token is needed")
@@ -103,7 +103,7 @@ class ReferenceTests(BrowserTestCase):
             await self.browser.click(selector)
         await self.browser.shows("[id$='-readHealth'] .live-responses-table", "200")
 
-    async def test_reference_is_accessible_in_each_look(self) -> None:
+    async def test_reference_is_accessible_in_light_and_dark_mode(self) -> None:
         await self.browser.click("[id$='-evaluate'] button")
         await self.browser.until("document.querySelector('[id$=-evaluate] .parameters')")
         for scheme in ("light", "dark"):

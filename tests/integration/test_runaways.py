@@ -23,7 +23,7 @@ HIDDEN_OUTSIDE = (
 class RunawayTests(StrayTests, DaemonTestCase):
     configuration = CONFIGURATION + "[limits]\nprocesses = 2000\n"
 
-    async def test_hidden_endless_writer_delays_no_end(self) -> None:
+    async def test_process_that_hides_and_prints_for_ever_does_not_delay_the_end(self) -> None:
         word = new_word()
         command = (
             f"cat > hide.sh <<'END'\n{HIDDEN} {word}\nEND\nsetsid env -i sh hide.sh &"
@@ -51,7 +51,7 @@ class UnsandboxedTests(StrayTests, DaemonTestCase):
         self.assertIn('sandbox.kind is "none": callers can do all', line)
         self.assertIn("all that the daemon's user can", line)
 
-    async def test_hidden_endless_writer_delays_no_end(self) -> None:
+    async def test_process_that_hides_and_prints_for_ever_does_not_delay_the_end(self) -> None:
         command = (
             f"cat > hide.sh <<'END'\n{HIDDEN_OUTSIDE}\nEND\nsetsid env -i sh hide.sh &"
             " until grep -qsx yes /proc/$(cat who)/comm; do sleep .01; done; sleep .3"

@@ -71,7 +71,7 @@ class SeveralTests(SeveralCase):
             (await self.client.get(f"/evaluation/{identifier}")).problem(404)
         self.assertEqual((await self.client.get("/health")).code, 200)
 
-    async def test_repeated_form_gets_the_first_answer_whoever_is_away(self) -> None:
+    async def test_repeated_form_gets_the_first_answer_while_other_daemons_are_down(self) -> None:
         key = {"Idempotency-Key": "key"}
         first = await self.evaluate(**key)
         name = first.partition("-")[0]

@@ -84,7 +84,7 @@ class BehaviourTests(SlurmTestCase):
         failure(forks, "timeout")
         self.assertNotIn("unlimited", text(forks))
 
-    async def test_memory_that_slurm_limits_is_the_reason_whatever_the_exit(self) -> None:
+    async def test_exceeded_memory_limit_of_slurm_is_the_reason_for_any_exit_status(self) -> None:
         if not self.cluster.limits_memory:
             raise SkipTest("without the memory controller of cgroups v1")
         begun = {
@@ -97,7 +97,7 @@ class BehaviourTests(SlurmTestCase):
             events = await self.client.follow(identifier)
             self.assertEqual(failure(events, "memory")["limit"], "limits.memory", end)
 
-    async def test_evaluator_sees_neither_orders_nor_slurm(self) -> None:
+    async def test_evaluator_sees_neither_job_files_nor_sockets_of_slurm(self) -> None:
         port = self.cluster.port
         folder = self.cluster.folder
         paths = (self.daemon.state, folder, folder / "munge.socket", "/run/munge", "/etc/slurm")
@@ -115,7 +115,7 @@ class EvaluatorTests(SlurmTestCase, StrayTests, evaluator_case.EvaluatorCase):
 class ClusterTests(SlurmTestCase):
     """What happens in the cluster behind the daemon's back."""
 
-    async def test_job_cancelled_in_slurm_is_told_as_revoked(self) -> None:
+    async def test_job_cancelled_in_slurm_fails_with_reason_revoked(self) -> None:
         identifier = await self.begin_and_wait("echo ready; sleep 600")
         job = (await self.client.status(identifier))["runner"]["job"]
         self.cluster.run("scancel", job)
@@ -158,7 +158,7 @@ class ClusterTests(SlurmTestCase):
 
 
 class DoctorTests(SlurmTestCase):
-    async def test_doctor_sends_a_job_that_finds_its_node_well(self) -> None:
+    async def test_doctor_runs_a_slurm_job_that_checks_the_node(self) -> None:
         command = (COMMAND, "doctor", "--config", str(self.daemon.folder / "tawebeval.toml"))
         environment = {
             **self.cluster.environment,
@@ -175,7 +175,7 @@ class QueueTests(SlurmTestCase):
 
     configuration = SlurmTestCase.configuration.replace("task=1", f"task={CPUS}")
 
-    async def test_wait_has_the_reason_of_slurm_and_ends_by_a_cancel(self) -> None:
+    async def test_status_of_a_waiting_job_has_the_reason_and_a_cancel_ends_it(self) -> None:
         running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(2)]
         waiting = await self.begin("echo late")
 
@@ -220,7 +220,7 @@ class PreemptionTests(SlurmTestCase):
 
     configuration = SlurmTestCase.configuration.replace('["--', '["--partition=low", "--')
 
-    async def test_job_that_gives_way_has_a_reason_of_its_own(self) -> None:
+    async def test_preempted_job_fails_with_reason_preempted(self) -> None:
         identifier = await self.begin_and_wait("echo ready; sleep 600")
         other = ("--parsable", "--partition=main", "--nodes=2", "--exclusive", "--output=/dev/null")
         job = self.cluster.run("sbatch", "--chdir=/", *other, "--wrap=sleep 600")

@@ -34,7 +34,7 @@ class StartupTests(TestCase):
             self.environment["XDG_STATE_HOME"] = str(self.folder / ".local" / "state")
             self.environment["XDG_CACHE_HOME"] = str(self.folder / ".cache")
 
-    async def test_daemon_works_without_configuration(self) -> None:
+    async def test_daemon_without_configuration_serves_fetches_and_stops(self) -> None:
         port = free_port()
         log = self.folder / "log"
         with log.open("wb") as output:
@@ -107,7 +107,7 @@ class DoctorTests(SynchronousTestCase):
         self.assertEqual(ran.returncode, 2 if "broken" in worst else int("weaker" in worst))
         return ran.returncode, found
 
-    def test_doctor_finds_this_machine_well(self) -> None:
+    def test_doctor_reports_a_working_sandbox_and_git(self) -> None:
         status, found = self.run_command()
         self.assertLess(status, 2, found)
         self.assertEqual(found["sandbox"][0]["health"], "ok")

@@ -243,7 +243,7 @@ class SubmissionLimits(SubmissionCase):
         return text(events)
 
     @needs_cgroups
-    async def test_run_within_its_own_limit_gets_no_verdict_for_the_evaluation(self) -> None:
+    async def test_run_killed_at_the_memory_limit_of_the_evaluation_has_no_verdict(self) -> None:
         evaluator = f"""
 import os, subprocess
 held = bytearray(100 * 2**20)
@@ -345,7 +345,7 @@ print(ask(json.dumps(good).encode()))
         attacked = await self.attack(program)
         self.assertEqual(attacked.text, "served\n")
 
-    async def test_no_link_leads_a_run_outside(self) -> None:
+    async def test_path_swapped_for_a_link_shows_a_run_no_file_of_the_machine(self) -> None:
         # The evaluator knows where its directories lie on the machine.
         outside = self.daemon.state / "outside"
         outside.mkdir(exist_ok=True)

@@ -83,7 +83,7 @@ class OutputVerdicts(VerdictCase):
             self.assertIn(stream, report.get("error", report))
             self.assertIn(said, report["error"])
 
-    async def test_closed_reader_leaves_the_program_its_verdict(self) -> None:
+    async def test_closed_streams_of_the_caller_do_not_change_the_exit_status(self) -> None:
         much = "-- head -c 3000000 /dev/zero"
         for redirection in ("| head -c 1 | cat >/dev/null", ">&-", "2>&-", "<&-"):
             report = await self.run_program(f"{much} {redirection} >/dev/null")
@@ -167,7 +167,7 @@ class TimeVerdicts(VerdictCase):
         self.assertEqual(report["reason"], "time")
         self.assertLess(report["cpu_seconds"], 1.9)
 
-    async def test_programs_use_the_time_of_their_evaluator(self) -> None:
+    async def test_processor_time_of_a_run_counts_for_the_evaluation(self) -> None:
         failure(await self.run_command(f"tawebeval-run -- sh -c '{BURN}'"), "cpu")
 
     async def test_processor_time_may_be_unlimited(self) -> None:
@@ -206,7 +206,7 @@ class SystemFiles(VerdictCase):
             for path in (await self.print_of(run + listed)).splitlines():
                 self.assertEqual(os.path.getsize(path), 0, run + path)
 
-    async def test_request_may_name_a_readable_path_again(self) -> None:
+    async def test_run_may_ask_for_a_path_that_is_readable_anyway(self) -> None:
         for path in (*READABLE, f"{READABLE[2]}/dpkg.list"):
             printed = await self.print_of(f"tawebeval-run --read {path} -- ls -d {path}")
             self.assertEqual(printed, f"{path}\n")

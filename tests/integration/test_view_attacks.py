@@ -12,7 +12,7 @@ SECRET = ("the-daemons-", "own-secret")
 class ViewAttacks(AttackCase):
     environment = {"CANARY": "".join(SECRET)}  # noqa: RUF012
 
-    async def test_search_finds_nothing_of_others(self) -> None:
+    async def test_evaluator_finds_no_file_of_the_daemon_or_another_evaluation(self) -> None:
         for folder in (self.daemon.state, self.daemon.cache, self.daemon.folder, self.folder):
             (folder / "".join(SECRET)).write_text("".join(SECRET))
             self.addCleanup((folder / "".join(SECRET)).unlink)
@@ -35,7 +35,7 @@ class ViewAttacks(AttackCase):
         self.assertEqual(events, [])
         await self.client.cancel(other)
 
-    async def test_identifier_is_not_seen(self) -> None:
+    async def test_evaluator_cannot_read_its_evaluation_identifier(self) -> None:
         identifier = await self.begin(
             "cat /proc/*/mountinfo /proc/*/cgroup /proc/*/environ 2>/dev/null; env; true"
         )

@@ -42,7 +42,7 @@ class WritableTreeCase(_Base):
     def checkouts(self) -> list[Path]:
         return list((self.daemon.cache / "repositories").glob("*.tree"))
 
-    async def test_trees_are_overlaid_or_copied_as_the_case_says(self) -> None:
+    async def test_tree_is_an_overlay_or_a_copy_as_configured(self) -> None:
         mounts = text(await self.run_command("cat /proc/self/mountinfo"))
         self.assertEqual(
             " - overlay overlay " in mounts and "/evaluation/tree" in mounts, self.overlaid
@@ -143,7 +143,7 @@ class TreeTests(DaemonTestCase):
             f"run in tree\nrun in tree\nfar\r\n{self.binary.hex()}",
         )
 
-    async def test_history_and_git_are_not_there(self) -> None:
+    async def test_tree_has_the_files_of_the_commit_without_the_git_directory(self) -> None:
         events = await self.run_command("ls -A1 | LC_ALL=C sort | tr '\\n' ' '")
         names = sorted({*os.listdir(self.repository.folder)} - {".git"})
         self.assertEqual(text(events), " ".join(names) + " ")
