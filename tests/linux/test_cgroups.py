@@ -46,7 +46,7 @@ class OwnCgroupTests(SynchronousTestCase):
         self.assertEqual(self.find("4:memory:/x\n0::/a:b\n"), f"{self.mount}/a:b")
         self.assertEqual(self.find("0::/\n"), self.mount)
 
-    def test_other_machines_have_none(self) -> None:
+    def test_own_cgroup_is_none_without_cgroups_v2_or_outside_the_mount(self) -> None:
         for membership in ("", "4:memory:/a:b\n1:name=systemd:/c\n", "0::/../x\n", "0::/gone\n"):
             self.assertIsNone(self.find(membership), membership)
 
@@ -118,14 +118,14 @@ class UnitTests(SynchronousTestCase):
         self.patch(os, "environ", {"PATH": f"{self.folder}:/bin"})
         return program
 
-    def test_without_systemd_nobody_else_uses_the_cgroups(self) -> None:
+    def test_cgroup_is_delegated_where_systemd_does_not_run(self) -> None:
         self.folder.rmdir()
         self.assertTrue(is_delegated(self.group))
 
-    def test_permission_tells_for_units_of_the_system(self) -> None:
+    def test_cgroup_of_a_system_unit_is_delegated_if_it_is_writable(self) -> None:
         self.assertTrue(is_delegated(f"{self.folder}/system.slice/it.service"))
 
-    def test_users_own_systemd_is_asked(self) -> None:
+    def test_delegation_of_a_user_unit_is_read_from_systemctl(self) -> None:
         self.patch(os, "environ", {"PATH": str(self.folder)})
         self.assertFalse(is_delegated(self.group), "no answer")
         for said, delegated in (("yes", True), ("no", False)):
@@ -174,7 +174,7 @@ class ParentTests(CgroupsTestCase):
         words = ("Read-only file system", "make a cgroup in /sys/fs", "for a container see")
         self.check(self.machine.open(), set(), *words)
 
-    def test_systemd_has_to_delegate(self) -> None:
+    def test_cgroup_that_systemd_has_not_delegated_enforces_no_limit(self) -> None:
         self.delegated = False
         self.patch(Path, "read_text", lambda *_: "")
         self.patch(module, "SYSTEMD_MARKER_DIRECTORY", "/")
@@ -183,14 +183,14 @@ class ParentTests(CgroupsTestCase):
         self.check(self.machine.open(), set(), said, *words)
         self.assertEqual(self.machine.groups(), [])
 
-    def test_remedy_beside_version_1_is_the_kernels_parameter(self) -> None:
+    def test_remedy_on_a_machine_with_cgroups_v1_is_a_kernel_parameter(self) -> None:
         self.patch(Path, "read_text", lambda *_: "1 0 0:1 / /c rw - cgroup cgroup rw,memory\n")
         said = "with the kernel parameter systemd.unified_cgroup_hierarchy=1"
         for place in ("/nonexistent", "/"):
             self.patch(module, "SYSTEMD_MARKER_DIRECTORY", place)
             self.assertIn(said, find_cgroup_remedy())
 
-    def test_beside_a_shell_the_daemon_only_measures(self) -> None:
+    def test_cgroup_with_other_processes_is_used_to_measure_cpu_only(self) -> None:
         for others in (f"{STRANGER}\n", f"1\n{STRANGER}\n"):
             own = self.make_machine().own
             with open(own / "cgroup.procs", "a") as file:
@@ -221,7 +221,7 @@ class ParentTests(CgroupsTestCase):
         self.patch(self.machine, "write", refuse)
         self.check(self.machine.open(), {"cpu"}, "other processes are in the cgroup")
 
-    def test_refusal_of_the_kernel_costs_only_what_needs_it(self) -> None:
+    def test_kernel_refusal_disables_only_the_limits_that_need_the_file(self) -> None:
         for end, number, enforced, words in (
             ("/git", errno.ENOSPC, ALL - {"weight"}, "/git: No space left on device"),
             ("/probe/memory.max", errno.EPERM, LESS, "memory"),
@@ -239,7 +239,7 @@ class ParentTests(CgroupsTestCase):
                 procs = self.machine.own / "cgroup.procs"
                 self.assertEqual(procs.read_text(), f"{os.getpid()}\n")
 
-    def test_end_leaves_nothing(self) -> None:
+    def test_close_removes_all_cgroups_and_disables_the_controllers(self) -> None:
         own = self.machine.own
         cgroups = self.machine.open()
         self.enter(cgroups.make_evaluation_cgroup("abc", LIMITS), STRANGER)
@@ -248,13 +248,13 @@ class ParentTests(CgroupsTestCase):
         self.assertEqual((own / "cgroup.procs").read_text(), f"{os.getpid()}\n")
         self.assertEqual((own / "cgroup.subtree_control").read_text(), "")
 
-    def test_end_leaves_what_was_enabled_before(self) -> None:
+    def test_close_leaves_controllers_that_were_enabled_before(self) -> None:
         control = self.machine.own / "cgroup.subtree_control"
         control.write_text("memory")
         self.machine.open().remove_all_cgroups()
         self.assertEqual(control.read_text(), "memory")
 
-    def test_end_that_may_not_move_back_removes_evaluations(self) -> None:
+    def test_close_that_cannot_move_the_daemon_back_removes_evaluations(self) -> None:
         cgroups = self.machine.open()
         cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.machine.refusals |= {"/own/cgroup.procs": errno.EACCES}
@@ -275,7 +275,7 @@ class ParentTests(CgroupsTestCase):
         self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
         self.assertLess(self.machine.slept, 0.1)
 
-    def test_cgroups_of_dead_processes_beside_are_removed(self) -> None:
+    def test_cgroups_of_dead_starters_and_trials_are_removed(self) -> None:
         kept = {f"tawebeval-try-{os.getpid()}", "tawebeval-0123456789ab"}
         for name in (f"tawebeval-starter-{STRANGER}", f"tawebeval-try-{STRANGER}", *kept):
             self.machine.make(self.machine.own / name)
@@ -382,7 +382,7 @@ class GroupTests(CgroupsTestCase):
         self.put(group, "pids.events", "max 1\n")
         self.assertEqual(group.find_exceeded_limits(), {"memory", "processes"})
 
-    def test_fork_that_failed_above_does_not_count(self) -> None:
+    def test_fork_refused_by_a_parent_cgroup_does_not_count(self) -> None:
         group = self.make_group()
         self.put(group, "pids.events", "max 1\n")
         self.put(group, "pids.peak", "31\n")
@@ -426,7 +426,7 @@ class GroupTests(CgroupsTestCase):
                 group.read_usage(waited).peak_memory_bytes, 90 * MIB, "no cache was left"
             )
 
-    def test_peak_is_that_of_the_looks_before_linux_5_19(self) -> None:
+    def test_memory_peak_before_linux_5_19_is_measured_by_the_checks(self) -> None:
         group = self.make_group()
         self.path(group, "memory.peak").unlink()
         self.assertEqual(group.read_usage(None).peak_memory_bytes, None)
@@ -434,7 +434,7 @@ class GroupTests(CgroupsTestCase):
         group.find_exceeded_limits()
         self.assertEqual(group.read_usage(None).peak_memory_bytes, 12288)
 
-    def test_exceeded_limits_may_be_as_old_as_the_caller_allows(self) -> None:
+    def test_exceeded_limits_are_read_again_after_the_maximum_age(self) -> None:
         clock = Clock()
         group = attrs.evolve(self.make_group(), time=clock.seconds)
         self.assertEqual(group.find_exceeded_limits(1), set())
@@ -446,7 +446,7 @@ class GroupTests(CgroupsTestCase):
         self.put(group, "pids.events", "max 0\n")
         self.assertEqual(group.find_exceeded_limits(), {"processes"}, "what was so once stays so")
 
-    def test_processor_time_is_looked_at_when_its_limit_can_have_been_met(self) -> None:
+    def test_cpu_time_is_not_read_before_all_processors_can_have_used_the_limit(self) -> None:
         self.patch(os, "cpu_count", lambda: 2)
         clock = Clock()
         group = attrs.evolve(self.make_group(), time=clock.seconds)
@@ -472,7 +472,7 @@ class GroupTests(CgroupsTestCase):
         clock.advance(1)
         self.assertTrue(group.is_over_cpu_limit(10, lambda: 11))
 
-    def test_figures_that_the_kernel_does_not_say_are_unknown(self) -> None:
+    def test_usage_is_unknown_if_the_kernel_has_no_such_files(self) -> None:
         group = self.make_group()
         for name in ("memory.peak", "memory.stat", "cpu.stat", "memory.events", "pids.events"):
             self.path(group, name).unlink()

@@ -80,7 +80,7 @@ class HeirTests(ChildCase):
         os.kill(int(child.printed[1]), signal.SIGKILL)
         await child.ended
 
-    async def test_rest_is_read_without_waiting_for_the_holder(self) -> None:
+    async def test_remaining_output_is_read_while_a_grandchild_holds_stdout(self) -> None:
         child = self.shell("head -c 200000 /dev/zero; sleep 600 &")
         await child.exited
         child.transport.read_remaining_output()
@@ -231,7 +231,7 @@ class OutputTests(ChildCase):
         await child.ended
         self.assertEqual(child.told[2:], ["exited", "ended"])
 
-    async def test_rest_of_an_ended_child_is_nothing(self) -> None:
+    async def test_read_of_remaining_output_after_the_end_reports_no_second_end(self) -> None:
         child = self.shell("true")
         await child.ended
         child.transport.read_remaining_output()

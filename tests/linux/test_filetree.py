@@ -136,7 +136,7 @@ class CopyTests(SynchronousTestCase):
         error = self.assertRaises(OSError, measure_tree, source, lambda files, size: None)
         self.assertEqual(error.errno, errno.ENAMETOOLONG)
 
-    def test_walk_keeps_names_in_place_of_paths(self) -> None:
+    def test_walk_of_deep_directories_takes_less_memory_than_the_paths(self) -> None:
         source, _ = self.folders()
         self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
         top = os.open(source, os.O_RDONLY)
@@ -190,7 +190,7 @@ class CopyTests(SynchronousTestCase):
             program.write_text("#!/bin/sh\nkill -9 $$\n")
         self.assertEqual(os.listdir("/proc/self/fd"), before)
 
-    def test_copy_goes_to_a_subdirectory_to_which_no_link_leads(self) -> None:
+    def test_copy_into_a_subdirectory_does_not_follow_links(self) -> None:
         source, target = self.folders()
         (source / "file").write_text("x")
         (target / "a" / "b").mkdir(parents=True)
@@ -335,7 +335,7 @@ class DiskFaultsTests(SynchronousTestCase):
         self.assertIs(caught.exception, error)
         return error
 
-    def test_error_without_path_gets_one(self) -> None:
+    def test_os_error_without_a_path_gets_the_given_path(self) -> None:
         named = self.raised(errno.EIO, "Input/output error")
         self.assertEqual((named.errno, named.filename), (errno.EIO, str(PATH)))
         self.assertEqual(self.raised(errno.EACCES, "no", "/other").filename, "/other")

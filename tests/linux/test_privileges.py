@@ -30,7 +30,7 @@ class RefusalTests(SynchronousTestCase):
         error = self.assertRaises(ConfigurationError, become_user, name)
         self.assertIn(words, str(error))
 
-    def test_root_is_told_the_command(self) -> None:
+    def test_start_as_root_is_refused_with_the_user_option(self) -> None:
         for users in ((0, 0, 0), (1000, 1000, 0), (0, 1000, 1000)):
             self.patch(os, "getresuid", lambda users=users: users)
             error = self.assertRaises(ConfigurationError, check_user_and_locale)
@@ -44,7 +44,7 @@ class RefusalTests(SynchronousTestCase):
         self.assertIn("file names in iso8859-1, not in UTF-8", str(error))
         self.assertIn("LC_ALL=C.UTF-8", str(error))
 
-    def test_root_and_its_group_are_no_users_to_become(self) -> None:
+    def test_user_option_refuses_root_its_group_and_unknown_users(self) -> None:
         self.check_refused("adduser --system", "nobody-of-this-name")
         self.check_refused("'root' is root", "root")
         self.patch(os, "getgrouplist", lambda *_: [65534, 0])
@@ -56,7 +56,7 @@ class RefusalTests(SynchronousTestCase):
         self.patch(os, "geteuid", lambda: NOBODY.pw_uid)
         become_user("nobody")
 
-    def test_environment_is_the_users(self) -> None:
+    def test_environment_after_a_switch_of_user_has_the_values_of_that_user(self) -> None:
         given = {
             **dict.fromkeys(("HOME", "USER", "LOGNAME", "TMPDIR", "MAIL"), "root's"),
             **dict.fromkeys(("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "SUDO_USER"), "root's"),
@@ -142,7 +142,7 @@ class ExecutionTests(SynchronousTestCase):
         self.assertEqual(users, f"{uid} {uid} {uid} {gid} {gid} {gid}")
         self.assertEqual(set(map(int, groups.split())), {*os.getgrouplist("nobody", gid)})
 
-    def test_traces_and_reports_import_nothing_as_the_user(self) -> None:
+    def test_trace_and_error_report_import_no_module_after_a_switch_of_user(self) -> None:
         self.assertEqual(printed_by(_REPORT).splitlines(), ["[]"])
 
 
@@ -171,7 +171,7 @@ class DropTests(SynchronousTestCase):
     def test_no_right_is_left_and_none_can_be_gained(self) -> None:
         self.assertEqual(json.loads(printed_by(_DROP)), [0, 0, 0, 0, 1, 0])
 
-    def test_command_line_names_what_refuses(self) -> None:
+    def test_commands_run_as_root_are_refused_with_the_user_option(self) -> None:
         if os.geteuid():
             raise SkipTest("this is for root")
         commands = ("starter", "serve", "try . --evaluator true x=1")  # the last one imports no TLS
@@ -202,7 +202,7 @@ class OwnerTests(SynchronousTestCase):
         error = self.assertRaises(ConfigurationError, check_owner, self.folder, ())
         self.assertIn("belongs to root", str(error))
 
-    def test_link_to_the_directory_may_be_anybodys(self) -> None:
+    def test_owner_of_a_link_to_the_directory_does_not_matter(self) -> None:
         if os.geteuid() != 0:
             raise SkipTest("only root can give a file to another user: run the tests as root")
         link = self.folder / "link"
@@ -222,7 +222,7 @@ class OwnerTests(SynchronousTestCase):
         self.assertIn(f"{self.folder} belongs to {owner}", str(error))
         self.assertIn(f"{STRANGER}: {shlex.quote(str(self.folder))}", str(error))
 
-    def test_foreign_part_is_named(self) -> None:
+    def test_subdirectory_of_another_owner_is_named(self) -> None:
         if os.geteuid() != 0:
             raise SkipTest("only root can give a file to another user: run the tests as root")
         os.chown(self.folder / "ours", STRANGER, STRANGER)

@@ -56,7 +56,7 @@ class MeasureTests(SynchronousTestCase):
         self.assertEqual(len(tree), 2)
         self.assertGreater(measured, 0.15)
 
-    def test_ended_process_has_none(self) -> None:
+    def test_ended_process_has_used_no_cpu_time(self) -> None:
         with subprocess.Popen(["true"]) as one:
             one.wait()
         self.assertEqual(measure_cpu_seconds(one.pid), 0)

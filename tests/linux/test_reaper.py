@@ -101,7 +101,7 @@ class BelowTests(ProcessCase):
         (self.dead / "e").rmdir()
         self.check(child, ended=True)
 
-    def test_deep_working_directory_of_any_process_hides_no_other(self) -> None:
+    def test_process_in_a_very_deep_directory_does_not_hide_other_processes(self) -> None:
         for directory in (self.living, self.dead):
             self.addCleanup(remove_tree, directory / DEEP)
             argv = (sys.executable, "-c", GO_DEEP)
@@ -111,7 +111,7 @@ class BelowTests(ProcessCase):
         self.check(self.begin(self.dead / "e"), ended=True)
         self.assertEqual(deep.wait(PATIENCE), -9)
 
-    def test_descendants_are_ended_before_it_returns(self) -> None:
+    def test_descendants_are_killed_with_their_process(self) -> None:
         program = "cd /; env -i sleep 600 & echo $!; wait"
         child = self.begin(argv=("sh", "-c", program), GIT_DIR=f"{self.dead}/e")
         assert child.stdout is not None

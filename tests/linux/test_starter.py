@@ -136,7 +136,7 @@ class StartTests(ProgramCase):
         self.assertEqual(seen[0], 0)
         self.assertEqual(self.locate("notes").read_text(), "x\n")
 
-    def test_directory_tells_exit_and_usage(self) -> None:
+    def test_exit_usage_and_output_are_written_to_the_directory(self) -> None:
         self.run_program(sh("echo out; echo error >&2; kill -9 $$"))
         state = self.wait_for_exit()
         assert state.status is not None
@@ -165,7 +165,7 @@ class StartTests(ProgramCase):
         self.assertEqual((layers[0] / "file").read_text(), "old")
         self.assertEqual((self.locate() / "stdout").read_text(), "old")
 
-    def test_programs_get_no_descriptor_of_another_ones_overlay(self) -> None:
+    def test_program_inherits_no_overlay_descriptor_of_another_program(self) -> None:
         layers = self.make_layers()
         started = self.client.start_program(self.locate("first"), sh("sleep 60"), layers)
         assert started.overlay_descriptor is not None
@@ -186,7 +186,7 @@ class StartTests(ProgramCase):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         self.assertEqual(error.errno, errno.EMFILE)
 
-    def test_failed_starts_say_what_and_leave_nothing(self) -> None:
+    def test_failed_start_names_the_missing_path_and_leaves_no_program(self) -> None:
         layers = (self.locate("none"),) * 3
         true = LaunchSpec(["/bin/true"], {}, "/")
         for launch, overlay, path in (
@@ -290,7 +290,7 @@ class OutputTests(ProgramCase):
             self.assertEqual(self.run_program(sh("echo done"), str(number)), (0, b"done\n"))
         self.assertGreater((self.locate("busy") / "stdout").stat().st_size, 0)
 
-    def test_evaluator_that_makes_reads_expensive_is_read_no_more(self) -> None:
+    def test_program_whose_pipe_is_slow_to_read_is_read_no_more(self) -> None:
         program = """
 import os, select, sys
 reading, writing = os.pipe()
@@ -351,7 +351,7 @@ class FullDiskTests(ProgramCase):
         self.assertTrue(state.is_output_complete)
         self.assertEqual(state.write_error, errno.EFBIG)
 
-    def test_exit_is_written_later(self) -> None:
+    def test_exit_is_written_once_the_disk_has_room_again(self) -> None:
         self.limit_files(0)
         started = self.client.start_program(self.locate(), sh("exit 3"))
         eventually(lambda: not is_alive(started.pid))
@@ -590,7 +590,7 @@ class BrokerTests(ProgramCase):
         self.wait_for_exit()
         self.assertFalse((self.locate() / "broker-stderr").exists())
 
-    def test_broker_that_cannot_run_is_told(self) -> None:
+    def test_broker_that_cannot_run_is_reported_as_an_error(self) -> None:
         for argv, directory in ((["/none"], "/"), (["/bin/true"], "/none")):
             path = self.start(LaunchSpec(argv, {}, directory))
             self.assertEqual(self.talk(path), b"")
@@ -624,14 +624,14 @@ class AttachedTests(StarterCase):
             return
         self.states.append(state)
 
-    async def test_unknown_program_is_told(self) -> None:
+    async def test_watcher_of_an_unknown_program_gets_the_state_unknown(self) -> None:
         self.client.attach(reactor)
         self.client.watch_program(Path("/none"), self.on_state)
         while not self.states:
             await turn()
         self.assertTrue(self.states[0].is_unknown)
 
-    async def test_end_of_the_starter_is_told(self) -> None:
+    async def test_watchers_are_notified_when_the_starter_ends(self) -> None:
         told = []
         self.client.attach(reactor, lambda: told.append("lost"))
         self.client.watch_program(Path("/none"), self.on_state)
@@ -679,6 +679,6 @@ class ProgramTests(SynchronousTestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("tawebeval-starter: /none/socket: cannot listen there", done.stderr)
 
-    def test_same_modules_make_the_same_bytes_at_any_time(self) -> None:
+    def test_files_in_the_packed_program_have_a_fixed_date(self) -> None:
         archive = ZipFile(io.BytesIO(pack_program(kernel_files)))
         self.assertEqual({each.date_time[:3] for each in archive.infolist()}, {(1980, 1, 1)})

@@ -162,7 +162,7 @@ class PlayedTests(SynchronousTestCase):
         process.signal_group(signal.SIGKILL)  # the number may be another's
         self.assertEqual(self.starter.asked, ["close"])
 
-    def test_other_process_with_other_files_takes_the_place_of_one_that_printed_nothing(
+    def test_process_that_printed_nothing_can_be_replaced_by_another(
         self,
     ) -> None:
         process = self.connect()
@@ -239,7 +239,7 @@ class PlayedTests(SynchronousTestCase):
         self.assertEqual(process.lost_reason, "the file of stdout has shrunk")
         self.assertEqual(self.watcher.callbacks, {})
 
-    def test_process_of_which_the_starter_knows_nothing_is_lost_unless_its_files_tell_its_end(
+    def test_process_unknown_to_the_starter_is_lost_unless_its_exit_is_stored(
         self,
     ) -> None:
         unknown, other = ProgramState(7, 9, is_unknown=True), ProgramState(7, 10)
@@ -284,14 +284,14 @@ class PlayedTests(SynchronousTestCase):
         self.assertEqual(self.protocol.told, ["lost 1", "exited", "lost 2", "ended"])
         self.assertEqual(self.starter.asked, [signal.SIGKILL])
 
-    def test_slow_reads_are_told(self) -> None:
+    def test_slow_reads_are_reported_once_over_the_limit(self) -> None:
         process, told = self.connect(), []
         process.on_slow_reads = lambda: told.append("slow")
         for seconds in (0.2, 0.5):
             self.tell(slow_read_seconds=seconds)
         self.assertEqual(told, ["slow"])
 
-    def test_broker_is_told(self) -> None:
+    def test_process_has_the_pid_or_the_error_of_the_broker(self) -> None:
         process, told = self.connect(), []
         process.on_broker_error = told.append
         self.tell(broker_pid=77)
@@ -440,7 +440,7 @@ class TailTests(SynchronousTestCase):
         self.assertEqual(self.ends, [f"the file of {self.path.name} cannot be read: I/O error"])
         self.assertTrue(self.tail.is_closed)
 
-    def test_error_of_a_read_from_memory_is_told(self) -> None:
+    def test_error_of_a_nonblocking_read_ends_the_tail_with_the_reason(self) -> None:
         def fail(*arguments: object) -> int:
             raise OSError(errno.EIO, "I/O error")
 
@@ -508,7 +508,7 @@ class WatcherTests(TestCase):
         watcher.close()
         watcher.unwatch(str(path))
 
-    async def test_growth_is_told_before_any_poll(self) -> None:
+    async def test_growth_of_a_file_is_noticed_by_inotify_without_a_poll(self) -> None:
         clock = Clock()
         watcher = FileWatcher(reactor)
         watcher._poll.clock = clock

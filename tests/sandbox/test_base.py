@@ -126,7 +126,7 @@ class NoSandboxTests(CellTestCase):
         super().setUp()
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
-    def test_run_shows_the_workspace_as_it_is(self) -> None:
+    def test_run_without_sandbox_uses_the_paths_of_the_workspace(self) -> None:
         cell = NoSandbox(LIMITS, self.cgroups, self.trees, TOOLS).make_run(
             self.workspace, self.checkout, LIMITS
         )
@@ -143,7 +143,7 @@ class NoSandboxTests(CellTestCase):
         self.no_cell().send_signal(self.child, signal.SIGTERM)
         self.assertEqual(done, [NO_PROCESS, signal.SIGTERM, (31, 15), (32, 15)])
 
-    def test_group_and_what_has_left_it_are_killed(self) -> None:
+    def test_process_group_and_processes_that_have_left_it_are_killed(self) -> None:
         asked: list[object] = []
         self.patch(
             module, "kill_processes_below", lambda root, parent: asked.append((root, parent))

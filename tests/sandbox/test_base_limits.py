@@ -46,7 +46,7 @@ class LimitTests(CellTestCase):
     def check_none(self, *, final: bool = False) -> None:
         self.assertIsNone(self.limits.check(final))
 
-    def test_run_that_used_nothing_is_within_its_limits_and_looked_at_anew_at_the_end(self) -> None:
+    def test_final_check_of_limits_measures_cgroup_and_disk_again(self) -> None:
         self.check_none()
         self.check_none(final=True)
         self.assertEqual(self.cgroups.group.patience, [1, 0])
@@ -76,7 +76,7 @@ class LimitTests(CellTestCase):
         self.child.exit()
         self.check_none()
 
-    def test_cgroup_of_an_exited_run_is_asked_for_the_failure_alone(self) -> None:
+    def test_cgroup_of_an_exited_run_is_read_at_the_final_check_only(self) -> None:
         self.cgroups.group.over = frozenset({"memory"})
         self.check("memory", "memory", "{} of memory")
         self.child.exit()
@@ -96,7 +96,7 @@ class LimitTests(CellTestCase):
         self.disk.last_usage = DiskUsage(has_uncounted_deep_directories=True)
         self.check("disk", "disk_files", "{} files and directories")
 
-    def test_largest_file_explains_a_failure_alone(self) -> None:
+    def test_largest_file_is_a_reason_at_the_final_check_only(self) -> None:
         self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB - 1)
         self.check_none(final=True)
         self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB)
@@ -146,7 +146,7 @@ class LimitTests(CellTestCase):
         self.limits.close()
         self.assertEqual(self.limits.read_usage(None), ResourceUsage(None, None))
 
-    def test_another_process_of_the_daemon_goes_on_with_the_limits(self) -> None:
+    def test_resumed_run_keeps_its_cgroup_and_start_time(self) -> None:
         self.disk.run_start_time = 7.5
         described = self.limits.describe_for_resume()
         self.disks.clear()
@@ -235,7 +235,7 @@ class LookTests(WatchTestCase):
             self.clock.pump([PAUSE] * 2)
             self.assertEqual(self.stopped, [(cell, OVER)] * 2)
 
-    def test_nothing_is_done_without_runs(self) -> None:
+    def test_no_check_is_scheduled_without_runs(self) -> None:
         self.assertEqual(self.clock.getDelayedCalls(), [])
         one, two = make_cell(), make_cell()
         with contextlib.suppress(ZeroDivisionError), self.over(one):

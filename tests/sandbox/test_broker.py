@@ -95,7 +95,7 @@ class Requests(SynchronousTestCase):
         self.assertEqual(found.directory, "/tmp")
         self.assertEqual(found.environment, {})
 
-    def test_path_that_is_shown_anyway_may_be_named(self) -> None:
+    def test_request_may_name_a_path_that_every_sandbox_shows(self) -> None:
         shown = ("/opt", "/etc/x.cfg")
         for path in ("/opt", "/opt/a/b", "/etc/x.cfg"):
             self.assertEqual(parse_request(request(read=[[path, path]]), (), shown).paths, [])
@@ -104,7 +104,9 @@ class Requests(SynchronousTestCase):
             self.assertRaises(RequestRefused, parse_request, message, (), shown)
 
     @given(st.dictionaries(st.sampled_from(MEMBERS), JSON) | st.just({}), st.binary(max_size=20))
-    def test_any_other_message_is_refused(self, members: dict[str, Any], message: bytes) -> None:
+    def test_any_message_is_parsed_or_refused(
+        self, members: dict[str, Any], message: bytes
+    ) -> None:
         for each in (message, request(**members)):
             with contextlib.suppress(RequestRefused):
                 parse_request(each)
@@ -135,7 +137,7 @@ class Cgroups(SynchronousTestCase):
     def put(self, name: str, content: str) -> None:
         (self.place / name).write_text(content)
 
-    def test_figures_leave_out_page_cache(self) -> None:
+    def test_memory_figures_leave_out_the_page_cache(self) -> None:
         self.put("cpu.stat", "usage_usec 2500000\nuser_usec 1\n")
         self.put("memory.stat", "anon 100\nfile 50\nshmem 20\n")
         self.assertEqual(self.group.read_cpu_seconds(), 2.5)
@@ -154,7 +156,7 @@ class Cgroups(SynchronousTestCase):
         self.put("pids.events", "max 1\n")
         self.assertTrue(self.group.has_refused_fork())
 
-    def test_without_cgroup_nothing_is_known(self) -> None:
+    def test_usage_is_unknown_without_a_cgroup(self) -> None:
         group = SubmissionCgroup("", "run-1")
         group.make(1, 1)
         self.assertEqual((group.read_cpu_seconds(), group.read_peak_memory()), (None, None))

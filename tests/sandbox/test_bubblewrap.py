@@ -174,7 +174,7 @@ class ArgumentTests(BubblewrapTestCase):
 
 
 class DescriptorTests(BubblewrapTestCase):
-    def test_bwrap_appends_its_status_to_a_file_as_does_its_first_process(self) -> None:
+    def test_bwrap_and_its_first_process_append_status_to_one_file(self) -> None:
         status = {"append": str(self.status_file)}
         self.assertEqual(self.launch.descriptors[1:3], [status, status])
 
@@ -191,7 +191,7 @@ class DescriptorTests(BubblewrapTestCase):
         self.assertEqual(self.sandbox().list_filters(), [{"read": str(filter_file)}] * 2)
         self.assertEqual(filter_file.read_bytes(), PROGRAM)
 
-    def test_program_of_the_broker_is_a_file_that_starts_only_name(self) -> None:
+    def test_broker_program_is_a_file_and_is_not_sent_with_each_start(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         write_sandbox_files(folder)
@@ -222,7 +222,7 @@ class BrokerTests(BubblewrapTestCase):
         self.assertEqual(told["memory_bytes"], LIMITS.memory)
         self.assertEqual(told["max_processes"], LIMITS.processes)
 
-    def test_what_a_broker_has_said_is_logged_at_the_close(self) -> None:
+    def test_stderr_of_the_broker_is_logged_at_the_close(self) -> None:
         said = self.workspace.output_directory / "broker-stderr"
         for content, logged in (
             (b"", []),
@@ -277,7 +277,7 @@ class SignalTests(BubblewrapTestCase):
         self.patch(kernel_files, "send_signal", lambda pid, number: self.sent.append((pid, number)))
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
-    def test_signal_reaches_all_inside_or_kills_what_is_alone(self) -> None:
+    def test_signal_reaches_all_processes_inside_and_kills_a_lone_first_one(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for inside, sent, own in (
                 ([31, 32], [(31, number), (32, number)], []),
@@ -303,7 +303,7 @@ class SignalTests(BubblewrapTestCase):
         self.assertEqual((waited, lives), ([(77, self.trees.pid)], []))
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
 
-    def test_end_waits_for_nobody_without_a_sandbox(self) -> None:
+    def test_no_process_is_killed_if_the_sandbox_never_started(self) -> None:
         self.patch(module, "kill_adopted_process", self.fail)
         self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
 

@@ -99,7 +99,7 @@ class CountTests(DiskTestCase):
             measure_disk_usage(self.top, (), since=later - 0.001).largest_file_bytes, 4 * BLOCK
         )
 
-    def test_hard_links_here_and_elsewhere_take_their_room_once(self) -> None:
+    def test_bytes_of_a_hard_linked_file_count_once(self) -> None:
         (self.top / "sub").mkdir()
         size = self.write(self.top / "one", 4) + (self.top / "sub").stat().st_blocks * 512
         for path in (self.top / "two", self.top / "sub/three", self.beside / "four"):
@@ -277,7 +277,7 @@ sys.stdin.readline()
         pid = self.start_with_file_in_memory()
         self.assertEqual(self.count(pid), DiskUsage())
 
-    def test_overlay_is_known_while_its_file_system_makes_room_for_inodes(self) -> None:
+    def test_overlay_is_recognized_though_the_number_of_inodes_changes(self) -> None:
         files = count()  # as XFS that is nearly full: inodes that fit into the free blocks
         self.patch(
             os,
@@ -353,7 +353,7 @@ class WatchTests(SynchronousTestCase):
             self.look(counts=1)
             self.look(counts=0)
 
-    def test_count_is_repeated_when_half_of_the_rest_is_taken(self) -> None:
+    def test_count_is_repeated_when_over_half_of_the_remaining_limit_is_used(self) -> None:
         self.look(counts=1)
         for name, half in (("blocks", 250), ("files", 50)):
             setattr(self, name, getattr(self, name) - half)
@@ -362,7 +362,7 @@ class WatchTests(SynchronousTestCase):
             self.look(counts=1)
             self.look(counts=0)
 
-    def test_each_look_counts_on_a_nearly_full_disk(self) -> None:
+    def test_each_check_that_finds_less_free_space_than_the_floor_counts(self) -> None:
         self.watch = DiskMeter(
             Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds, floor=18_000
         )
@@ -378,7 +378,7 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(self.watch.measure_usage(counts=False), DiskUsage())
         self.assertEqual((self.watch.free_bytes, self.count), (18_000, 0))
 
-    def test_each_look_counts_while_the_limit_is_exceeded(self) -> None:
+    def test_each_check_counts_while_the_disk_limit_is_exceeded(self) -> None:
         for use in (
             DiskUsage(disk_bytes=1201, file_count=20),
             DiskUsage(disk_bytes=200, file_count=121),

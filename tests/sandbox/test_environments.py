@@ -119,7 +119,7 @@ class ViewTests(RootTestCase):
         self.assertNotIn("/etc/resolv.conf", self.options())
         self.assertIn("/etc/resolv.conf", self.options(network=True))
 
-    def test_readable_path_that_a_root_lacks_gets_a_place(self) -> None:
+    def test_readable_path_that_a_root_lacks_gets_a_mount_point(self) -> None:
         shown = self.options("/opt/tool/new", "/srv/data", "/usr/bin/dash")
         self.assertNotIn("/opt", shown)
         self.assertNotIn("/opt/tool", shown)
@@ -238,7 +238,7 @@ class StoreTests(SynchronousTestCase):
         self.assertFalse((path / "dev").exists())
         self.assertEqual(stat.S_IMODE((path / "usr/setuid").stat().st_mode), 0o755)
 
-    def test_links_in_place_of_covered_files_become_files(self) -> None:
+    def test_import_replaces_links_at_covered_paths_by_regular_files(self) -> None:
         (self.source / "etc/passwd").unlink()
         (self.source / "etc/passwd").symlink_to("/etc/shadow")
         path = self.import_archive(self.archive()).path

@@ -151,7 +151,7 @@ class TryTests(SandboxesTestCase):
         written = [name for name in os.listdir(self.accounts) if not name.startswith("filter-")]
         self.assertEqual(written, [], "a trial is not what makes it work")
 
-    def test_failure_is_told_with_its_remedy(self) -> None:
+    def test_failed_probe_is_reported_with_a_remedy(self) -> None:
         outdated = "bwrap: Unknown option --disable-userns"
         for script, what, remedy in (
             (f"echo '{outdated}'", outdated, f"install bubblewrap 0.8.0 or newer; {OTHERWISE}"),
@@ -200,7 +200,7 @@ class TryTests(SandboxesTestCase):
             self.assertEqual(os.listdir("/proc/self/fd"), before)
         self.assertEqual(len(closed), 4)
 
-    def test_cgroup_that_stays_is_no_problem(self) -> None:
+    def test_probe_succeeds_though_its_cgroup_cannot_be_removed(self) -> None:
         close = SandboxedRun.close
 
         def close_in_part(cell: SandboxedRun) -> None:

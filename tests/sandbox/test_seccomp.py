@@ -184,7 +184,7 @@ class CallTests(FilterTestCase):
         unknown = {name for name in names if resolve(name.encode()) == -1}
         self.assertLessEqual(unknown, {"riscv_hwprobe", "uretprobe"}, "newer than libseccomp 2.5")
 
-    def test_no_argument_allows_a_dangerous_call(self) -> None:
+    def test_dangerous_calls_are_refused_with_any_argument(self) -> None:
         for number in numbers(DANGEROUS):
             for argument in (0, 1, UPPER, 2**64 - 1):
                 answer = self.filter.answer(number, *[argument] * 6, architecture=NATIVE)
@@ -201,7 +201,7 @@ class CallTests(FilterTestCase):
 class ArgumentTests(FilterTestCase):
     """Calls that are decided by their arguments; the upper half of these counts nowhere."""
 
-    def test_arguments_decide_by_their_lower_half(self) -> None:
+    def test_filter_compares_the_lower_32_bits_of_an_argument(self) -> None:
         for name, argument, table in ARGUMENTS:
             for answer, values in table.items():
                 for value, upper in itertools.product(values, (0, UPPER, 1 << 32)):
@@ -209,7 +209,7 @@ class ArgumentTests(FilterTestCase):
                     given[argument] = upper | value
                     self.assertEqual(self.ask(name, *given), answer, f"{name} {value:#x}")
 
-    def test_no_program_is_attached_to_a_socket(self) -> None:
+    def test_setsockopt_that_attaches_a_bpf_program_is_refused(self) -> None:
         for option in (26, 50, 51, 52):
             for upper in (0, UPPER, 1 << 32):
                 answer = self.ask("setsockopt", 0, upper | SOL_SOCKET, upper | option)
@@ -250,7 +250,7 @@ class FileTests(FilterTestCase):
             self.assertLessEqual(len(one.instructions), MOST_INSTRUCTIONS)
             self.assertEqual(one.instructions[-1][0], 0x06, "no way on past the last one")
 
-    def test_refusals_are_loaded_last(self) -> None:
+    def test_filter_that_refuses_prctl_set_seccomp_is_loaded_last(self) -> None:
         answers = [
             one.answer(resolve_call("prctl") or 0, 22, 2, architecture=NATIVE)
             for one in self.filter.filters
@@ -271,7 +271,7 @@ class FileTests(FilterTestCase):
             expected = errno.EPERM if name == "mount" else errno.ENOSYS
             self.assertEqual(older.answer(number, architecture=NATIVE), ERRNO | expected, name)
 
-    def test_filters_are_made_where_the_kernel_cannot_be_asked(self) -> None:
+    def test_filters_built_under_a_seccomp_filter_are_identical(self) -> None:
         child = subprocess.run(
             [sys.executable, "-c", UNDER_ITSELF, *(each.hex() for each in self.programs)],
             capture_output=True,

@@ -118,7 +118,7 @@ class Events(SynchronousTestCase):
             sent = self.sent(lambda stdin=stdin: segi.send_case("a", segi.ACCEPTED, stdin=stdin))
             self.assertEqual(json.loads(sent)["input"], "é" * 97 + "...")
 
-    def test_no_values_send_nothing(self) -> None:
+    def test_send_without_values_prints_nothing(self) -> None:
         self.assertEqual(print_by(lambda: segi.send()), ["beforeafter"])
 
     @given(NAMES, st.binary())
@@ -173,7 +173,7 @@ class Comparisons(SynchronousTestCase):
             == [same.get(word, word) for word in expected],
         )
 
-    def test_long_almost_numbers_are_compared_in_time(self) -> None:
+    def test_long_words_that_begin_as_numbers_are_compared_quickly(self) -> None:
         for word in (b"1" * 10**5, b"1." + b"1" * 10**5, b"1e" + b"1" * 10**5):
             self.assertFalse(segi.compare_floats(word + b"x", "1").is_accepted)
 
@@ -181,7 +181,7 @@ class Comparisons(SynchronousTestCase):
         for printed, is_accepted in (("1e999", True), ("2e999", False), ("1", False)):
             self.assertEqual(segi.compare_floats(printed, "1e999").is_accepted, is_accepted)
 
-    def test_differences_are_named_by_their_place(self) -> None:
+    def test_message_names_the_word_or_line_that_differs(self) -> None:
         table = [
             (segi.compare_tokens("a b", "a c"), "word 2 differs", "c", "b"),
             (segi.compare_tokens("a", "a b"), "word 2 missing", "b", ""),
@@ -290,7 +290,7 @@ class Checkers(SynchronousTestCase):
             result = RESULT._replace(exit_status=1, stderr=stderr.encode())
             self.assertEqual(segi.judge_by_checker(result).verdict, "wrong_answer")
 
-    def test_status_that_counts_as_signal_gives_no_points(self) -> None:
+    def test_points_over_128_are_read_unless_the_checker_was_stopped(self) -> None:
         result = RESULT._replace(exit_status=None, signal=9, stderr=b"partially correct (137) x")
         self.assertEqual(segi.judge_by_checker(result), segi.Judgement("partial", "x", points=137))
         stopped = segi.judge_by_checker(result._replace(reason="time"))
@@ -368,7 +368,7 @@ class Java(SynchronousTestCase):
             self.assertEqual((copy.name, name), (file_name, class_name), text)
             self.assertEqual(copy.read_bytes(), text.encode())
 
-    def test_long_sources_are_read_in_time(self) -> None:
+    def test_long_java_sources_are_read_quickly(self) -> None:
         source = Path(self.mktemp())
         for begin in ('"""', "/*", "'\\", '"\n', "package ", "class ", "static void ", "public{"):
             source.write_text(begin * 100_000 + "\\")

@@ -115,7 +115,7 @@ class YamlTests(SynchronousTestCase):
             max_leaves=9,
         )
     )
-    def test_json_is_read_as_it_is(self, value: Any) -> None:
+    def test_yaml_reader_reads_any_json_document(self, value: Any) -> None:
         self.assertEqual(read_yaml(json.dumps({"key": value})), {"key": value})
 
     @given(st.text("ab :#-'\"[]{},\\|>\n\t&", max_size=40))

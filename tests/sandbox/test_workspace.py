@@ -207,7 +207,7 @@ class ReadFileTests(WorkspaceTestCase):
         self.patch(os, "fstat", lambda descriptor: empty)
         self.refuse("../../tmp/file", 100)
 
-    def test_odd_paths_are_refused_or_read(self) -> None:
+    def test_too_long_paths_are_refused_and_undecodable_names_read(self) -> None:
         for path in ("a\0b", "x" * 300, "x/" * 3000, "\udcff" * 200 + "x" * 100):
             self.refuse(path)
         name = "\udcff\n ü"
@@ -278,7 +278,7 @@ class StarterTests(TreesTestCase):
         self.assertNotEqual(self.trees.starter.pid, former.pid)
         former.close()
 
-    def test_forgotten_program_is_killed(self) -> None:
+    def test_forget_program_kills_the_program_and_closes_its_overlay(self) -> None:
         self.connect()
         workspace = self.make_workspace()
         program = self.trees.start_program(self.checkout, workspace, LAUNCH)
@@ -288,7 +288,7 @@ class StarterTests(TreesTestCase):
         self.trees.forget_program(workspace)
         self.assertIsNone(self.trees.starter.reopen_overlay(workspace.output_directory))
 
-    def test_nothing_is_forgotten_without_a_starter(self) -> None:
+    def test_forget_program_without_a_starter_does_nothing(self) -> None:
         self.trees.forget_program(Workspace(self.root))
 
     def test_missing_checkout_is_an_error(self) -> None:
@@ -299,7 +299,7 @@ class StarterTests(TreesTestCase):
         )
         self.assertEqual(self.trees.starter.list_programs(), set())
 
-    def test_program_prints_into_its_file_in_a_copy(self) -> None:
+    def test_program_in_a_copied_tree_prints_into_the_output_file(self) -> None:
         self.connect()
         workspace = self.make_workspace()
         launch = sh("cat file")._replace(directory=str(workspace.tree_directory))

@@ -33,7 +33,7 @@ from tests.fakes.world import InlineThreads
 
 
 class OptionTests(SynchronousTestCase):
-    def test_options_of_srun_are_limits_and_then_those_of_the_problem(self) -> None:
+    def test_srun_gets_options_of_limits_then_runner_then_problem(self) -> None:
         limits = LimitSettings(wall_clock=61, memory=2**20 * 100)
         runner = RunnerSettings(arguments=("--partition=main", "--qos=low"))
         problem = SlurmJobSettings(("--cpus-per-task=4",))
@@ -70,7 +70,7 @@ class LossTests(SynchronousTestCase):
                 failure.message,
             )
 
-    def test_only_words_of_slurm_and_of_the_program_on_the_node_are_shown(self) -> None:
+    def test_failure_shows_only_messages_of_srun_and_of_the_node_program(self) -> None:
         lines = (
             "srun: job 5 queued and waiting for resources",
             "Traceback (most recent call last):",
@@ -169,7 +169,7 @@ class CommandTests(SynchronousTestCase):
         self.look()
         self.assertFalse(self.commands.counters.is_controller_unreachable)
 
-    def test_one_squeue_tells_all_watchers(self) -> None:
+    def test_one_squeue_call_reports_to_all_watchers(self) -> None:
         told: list[Any] = []
         for name in ("a", "b", "d"):
             self.commands.watch_job(name, told.append)
@@ -209,7 +209,7 @@ class CommandTests(SynchronousTestCase):
         self.look()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_job_has_a_moment_to_end_with_its_evaluator(self) -> None:
+    def test_unwatched_job_is_not_cancelled_at_once(self) -> None:
         name = self.commands.make_job_name("a")
         self.commands.watch_job(name, lambda _: None)
         for state in ("RUNNING", "RUNNING", "COMPLETING", "COMPLETED"):

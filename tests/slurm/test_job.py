@@ -229,7 +229,7 @@ class StartTests(JobCase):
         self.assertIn(f"/usr/bin/python3 -I -S {self.tree.parent}/node {self.job.root} ", program)
         self.assertFalse((self.job.root / "start").exists())
 
-    def test_options_of_environment_and_problem_follow_those_of_the_runner(self) -> None:
+    def test_srun_options_of_the_problem_follow_those_of_the_runner(self) -> None:
         self.slurm_run = self.make_run()
         self.slurm_run.job_settings = [SlurmJobSettings(arguments=("--qos=high",))]
         self.slurm_run.start_evaluator("", {}, self.job.tree_directory)
@@ -237,7 +237,7 @@ class StartTests(JobCase):
         options = argv[: argv.index("--")]
         self.assertEqual(options[-3:], ["--partition=all", "--qos=low", "--qos=high"])
 
-    def test_run_that_was_not_started_wholly_is_ended(self) -> None:
+    def test_close_ends_a_run_whose_start_timed_out(self) -> None:
         first = self.job.name
         self.slurm_run = self.make_run()
         self.starter.error = TimeoutError(110, "the starter of evaluators does not answer")
@@ -301,7 +301,7 @@ class JobTests(JobCase):
         self.queue("FAILED")
         self.assertEqual(list(self.commands.watchers), [self.job.name])
 
-    def test_end_of_srun_lets_the_end_be_seen_at_once(self) -> None:
+    def test_end_of_srun_is_followed_by_a_read_of_the_state_at_once(self) -> None:
         self.connect()
         self.write_state(status=0, rusage=RUSAGE, is_output_complete=True)
         self.starter.listeners[self.job.root](ProgramState(status=0, is_output_complete=True))
@@ -309,7 +309,7 @@ class JobTests(JobCase):
         self.assertEqual(len(self.run_.told), 2)
         self.assertIsNone(self.slurm_run.loss)
 
-    def test_signals_are_written_and_a_deaf_node_is_given_up(self) -> None:
+    def test_job_is_lost_if_the_node_does_not_react_to_a_signal_in_time(self) -> None:
         self.connect()
         self.process.signal_group(signal.SIGTERM)
         self.process.signal_group(signal.SIGKILL)
@@ -331,7 +331,7 @@ class JobTests(JobCase):
         self.assertIsNone(self.process.resource_usage)
         self.assertEqual(self.commands.counters.lost_jobs_by_reason["node"], 1)
 
-    def test_end_that_the_node_has_told_counts_more_than_the_queue(self) -> None:
+    def test_end_reported_by_the_node_overrides_the_state_in_the_queue(self) -> None:
         self.connect()
         self.write_state(status=0, rusage=RUSAGE, is_output_complete=True)
         self.queue("CANCELLED")
@@ -368,7 +368,7 @@ class JobTests(JobCase):
         self.queue("COMPLETING")
         self.check_loss("node")
 
-    def test_clock_continues_when_the_job_is_alive_again(self) -> None:
+    def test_wall_clock_stops_while_a_job_completes_and_goes_on_when_it_runs(self) -> None:
         self.connect()
         self.queue("COMPLETING", 2)
         self.queue("RUNNING", 2)
@@ -414,7 +414,7 @@ class JobTests(JobCase):
             assert failure is not None
             self.assertEqual(failure.reason, exceeded)
 
-    def test_removed_files_that_are_open_count_with_the_others(self) -> None:
+    def test_unlinked_open_files_count_towards_the_disk_limit(self) -> None:
         self.connect()
         limits = self.slurm_run.run_limits
         self.assertIsNone(limits.check())
@@ -509,7 +509,7 @@ class RepeatTests(JobCase):
         self.check_loss("lost")
         self.assertEqual(self.commands.watchers, {})
 
-    def test_output_of_a_lost_node_that_is_read_late_replaces_nothing(self) -> None:
+    def test_output_of_a_lost_job_read_late_does_not_replace_new_output(self) -> None:
         self.connect()
         lost = attrs.evolve(self.lost)
         self.queue("NODE_FAIL")
@@ -523,7 +523,7 @@ class RepeatTests(JobCase):
         self.pass_time()
         self.assertEqual(self.run_.stdout, b"one\ntwo\n")
 
-    def test_evaluator_that_is_stopped_while_its_output_is_looked_at_is_not_begun_again(
+    def test_evaluator_stopped_while_its_output_is_read_is_not_begun_again(
         self,
     ) -> None:
         self.connect()
@@ -558,7 +558,7 @@ class RepeatTests(JobCase):
         error = self.failureResultOf(started, EvaluationFailure).value
         self.assertIn("No space left on device", error.message)
 
-    def test_second_loss_is_the_end(self) -> None:
+    def test_second_loss_of_a_job_ends_the_evaluation(self) -> None:
         started = self.follow()
         self.queue("NODE_FAIL")
         self.queue("NODE_FAIL")
@@ -628,7 +628,7 @@ class ResumeTests(JobCase):
         self.assertEqual(self.run_.told[0], "exited")
         self.assertEqual(self.commands.watchers, {})
 
-    def test_job_that_has_ended_meanwhile_is_told(self) -> None:
+    def test_resume_reports_a_job_that_ended_while_no_daemon_ran(self) -> None:
         ended = {"status": 0, "rusage": RUSAGE, "is_output_complete": True}
         content = json.loads(self.left_job.state_file.read_text())
         exceeded = {"exceeded": "memory"}
@@ -641,7 +641,7 @@ class ResumeTests(JobCase):
         self.assertEqual(failure.reason, "memory")
         self.assertEqual(self.commands.watchers, {})
 
-    def test_job_that_was_lost_meanwhile_is_told(self) -> None:
+    def test_resume_reports_a_job_that_was_cancelled_in_slurm(self) -> None:
         self.resume()
         self.queue("CANCELLED")
         self.assertEqual(self.run_.stdout, b"one\n")
@@ -659,6 +659,6 @@ class ResumeTests(JobCase):
             self.assertEqual((self.commands.watchers, self.starter.listeners), ({}, {}))
             self.assertEqual(self.starter.forgotten, [self.left_job.root])
 
-    def test_job_in_place_of_another_one_is_not_resumed(self) -> None:
+    def test_job_with_another_process_number_is_not_resumed(self) -> None:
         self.left = ResumableProcess(self.left.description, 4, 6, 0)
         self.assertRaises(OSError, self.slurm_run.resume_process, self.run_, self.left)

@@ -102,7 +102,7 @@ class NodeJobTests(SynchronousTestCase):
             file.write(f"{signal.SIGTERM}\n")
         self.assertEqual(os.waitstatus_to_exitcode(self.finish(process)["status"]), -signal.SIGKILL)
 
-    def test_signals_reach_what_runs_inside(self) -> None:
+    def test_signal_written_to_the_file_reaches_the_evaluator(self) -> None:
         # The first process inside is killed if it is alone, as bwrap's is: another one stays.
         inside = "trap 'echo told; exit 5' TERM; sleep 600 & echo on; while :; do sleep 0.1; done"
         process = self.start("/bin/sh", "-c", f'sh -c "{inside}"; exit $?')
@@ -113,7 +113,7 @@ class NodeJobTests(SynchronousTestCase):
         self.assertEqual(os.waitstatus_to_exitcode(self.finish(process)["status"]), 5)
         self.assertEqual(stdout.read_text(), "on\ntold\n")
 
-    def test_too_much_processor_time_is_an_end(self) -> None:
+    def test_evaluator_over_its_cpu_time_limit_is_ended(self) -> None:
         state = self.finish(
             self.start("/bin/sh", "-c", f'{shlex.quote(sys.executable)} -c "{_SPIN}"', cpu=0.5)
         )
@@ -150,7 +150,7 @@ class NodeJobTests(SynchronousTestCase):
         self.assertEqual(self.finish(process)["status"], 0)
         self.assertEqual((self.directory / "output" / "stdout").read_text(), "on\n")
 
-    def test_evaluator_ends_with_the_program(self) -> None:
+    def test_evaluator_ends_when_the_node_program_is_killed(self) -> None:
         word = new_word()
         bwrap = ("/usr/bin/bwrap", "--die-with-parent", "--ro-bind", "/", "/")
         process = self.start(*bwrap, "/bin/sh", "-c", f"echo on; sleep 600; : {word}")
