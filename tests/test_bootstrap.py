@@ -67,14 +67,14 @@ class ServiceTests(SynchronousTestCase):
         self.module.install(["nginx"])
         self.assertEqual(heard, [signal.SIGTERM])
 
-    def test_new_services_are_disabled_and_no_others(self) -> None:
+    def test_only_newly_installed_services_are_disabled(self) -> None:
         (self.units / "haproxy.service").touch()
         self.install()
         disabled = [command for command in self.commands if command[0] == "systemctl"]
         self.assertEqual(disabled, [("systemctl", "disable", "nginx.service")])
         self.assertFalse(self.policy.exists())
 
-    def test_policy_starts_nothing_while_its_process_lives_and_that_of_the_machine_is_kept(
+    def test_policy_forbids_starts_during_bootstrap_and_a_foreign_policy_is_kept(
         self,
     ) -> None:
         process = subprocess.Popen(["sh", "-c", "read line # bootstrap"], stdin=subprocess.PIPE)

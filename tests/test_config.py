@@ -124,7 +124,7 @@ class ParseTests(SynchronousTestCase):
 class MaximumTests(SynchronousTestCase):
     """`[limits.maximum]`: what a request may choose."""
 
-    def test_default_is_the_maximum_unless_one_is_set(self) -> None:
+    def test_maximum_of_a_limit_is_its_default_unless_one_is_set(self) -> None:
         limits = Configuration().limits
         self.assertIs(choose_limits(limits, {}, limits.requestable_ranges), limits)
         self.assertEqual(limits.free_disk_for_readiness, 2 * limits.free_disk)
@@ -133,7 +133,7 @@ class MaximumTests(SynchronousTestCase):
         self.assertEqual(ranges["memory"], LimitRange(16 * MIB, 512 * MIB))
         self.assertEqual(ranges["wall_clock"], LimitRange(0, 300))
 
-    def test_limits_of_a_request_count_up_to_the_maximum(self) -> None:
+    def test_limit_in_a_request_is_capped_at_the_maximum(self) -> None:
         limits = parse_configuration(
             "[limits]\ncpu = 10\nprocesses = 20\n[limits.maximum]\nprocesses = 40"
         ).limits
@@ -168,7 +168,7 @@ class CredentialTests(SynchronousTestCase):
 class EnvironmentTests(SynchronousTestCase):
     """`[environments.NAME]`, one of the tables that have names."""
 
-    def test_environment_needs_a_root_only(self) -> None:
+    def test_only_the_root_of_an_environment_is_required(self) -> None:
         found = parse_configuration(
             """
             [environments.java]
@@ -259,7 +259,7 @@ class ProblemTests(RefusalTestCase):
         self.assertNotIn("commit_oid", other.form_fields)
         self.assertEqual((other.fields, other.title), (("source", "notes"), "Ü"))
 
-    def test_wrong_problem_is_named_with_its_key(self) -> None:
+    def test_invalid_setting_of_a_problem_is_named_with_its_path(self) -> None:
         for text, start in (
             (self.problem + "x = 1", "problems.b.x: unknown setting"),
             (self.problem + "comand = 1", "problems.b.comand: unknown setting; did you mean prob"),
@@ -300,7 +300,7 @@ class ProblemTests(RefusalTestCase):
         error = self.assertRaises(ConfigurationError, add_problems, one, tables)
         self.assertEqual(str(error), "problems: 1001 tables; the limit is 1000")
 
-    def test_file_adds_problems_without_another_check_of_earlier_ones(self) -> None:
+    def test_problems_added_by_a_file_do_not_check_the_earlier_ones_again(self) -> None:
         right = parse_configuration(f"[problems.a]\n{self.problem}")
         wrong = Configuration(problems={"a": ProblemSettings("", "", branch="b")})
         for one in (right, wrong):

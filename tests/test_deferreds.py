@@ -131,7 +131,7 @@ class ShieldedTests(SynchronousTestCase):
 
         return Deferred.fromCoroutine(wait_despite_cancellation(self.event, cancel))
 
-    def test_further_cancellations_change_nothing(self) -> None:
+    def test_wait_despite_cancellation_calls_cancel_once(self) -> None:
         waiting = self.start()
         for _ in range(3):
             waiting.cancel()
@@ -149,7 +149,7 @@ class ThreadsTests(TestCase):
         self.threads.start()
         self.addCleanup(self.threads.stop)
 
-    async def test_calls_before_the_start_wait(self) -> None:
+    async def test_call_before_the_threads_start_runs_after_the_start(self) -> None:
         before = threading.active_count()
         early = WorkerThreads.create(reactor, 1, "early")
         waiting = Deferred.fromCoroutine(early.run_in_thread(threading.get_ident))
@@ -160,7 +160,7 @@ class ThreadsTests(TestCase):
         early.stop()
         self.assertEqual(threading.active_count(), before)
 
-    async def test_thread_outlives_a_result_that_cannot_be_told(self) -> None:
+    async def test_thread_runs_the_next_call_if_a_result_cannot_be_delivered(self) -> None:
         def fail(*_: object) -> None:
             raise MemoryError
 

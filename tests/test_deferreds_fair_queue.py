@@ -209,7 +209,7 @@ class PlainTests(SynchronousTestCase):
             max_size=80,
         ),
     )
-    def test_queue_serves_waiters_as_a_plain_model_does(
+    def test_fair_queue_serves_waiters_as_a_simple_model_does(
         self,
         running: int,
         queued: int,
@@ -302,7 +302,7 @@ class GrowthTests(SynchronousTestCase):
             queue.acquire_slot(str(number), str(number % callers))
         return queue
 
-    def test_release_looks_at_few_waiters(self) -> None:
+    def test_cost_of_a_release_does_not_grow_with_the_number_of_waiters(self) -> None:
         for share in (1, 8):
             few, many = (
                 count_calls(self.fill(count // share, count).release_slot, "holder")

@@ -11,7 +11,7 @@ from tawebeval import errors
 class EvaluationErrorTests(SynchronousTestCase):
     """Errors that end an evaluation."""
 
-    def test_failure_is_a_value_that_can_be_raised(self) -> None:
+    def test_evaluation_failure_is_immutable_and_can_be_raised(self) -> None:
         error = errors.EvaluationFailure("lost", "gone")
         with self.assertRaises(attrs.exceptions.FrozenInstanceError):
             error.reason = "exit"

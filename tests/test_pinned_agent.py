@@ -31,11 +31,11 @@ class AddressesTests(SynchronousTestCase):
         addresses = CheckedResolver(HostPolicy(), FakeResolver(answer), Clock())
         return Deferred.fromCoroutine(addresses.find_addresses(target))
 
-    def test_all_addresses_may_be_connected_to(self) -> None:
+    def test_all_public_addresses_of_a_name_are_returned(self) -> None:
         found = self.successResultOf(self.find(["8.8.8.8", "8.8.4.4"]))
         self.assertEqual(found, (ip_address("8.8.8.8"), ip_address("8.8.4.4")))
 
-    def test_only_a_missing_name_is_a_fault_of_the_name(self) -> None:
+    def test_host_is_unknown_only_if_the_resolver_finds_no_such_name(self) -> None:
         unknown = {"EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY"}
         for name, number in ERRORS.items():
             expected = UnknownHost if name in unknown else LookupUnanswered
@@ -101,7 +101,7 @@ class SystemResolverTests(SynchronousTestCase):
         self.threads.finish()
         self.assertEqual(len(self.asked), 3)
 
-    def test_lookup_does_not_wait_for_the_turn_of_another_caller(self) -> None:
+    def test_lookup_does_not_join_a_queued_lookup_of_another_caller(self) -> None:
         self.resolver = SystemResolver(self.threads, FairQueue(2, running_per_caller=1))
         self.look_up("silent.example")
         waiting = self.look_up()

@@ -89,7 +89,7 @@ class UnitTests(SynchronousTestCase):
         self.assertEqual(arguments, ["--config", started["config"]])
         self.assertEqual(shlex.split(signalling), ["/bin/sh", "-c", "kill -HUP ${MAINPID}"])
 
-    def test_check_tells_a_mistake_by_its_exit_status(self) -> None:
+    def test_check_exits_with_2_for_an_invalid_configuration(self) -> None:
         file = Path(self.mktemp()).absolute()
         for text, message in (
             # systemd closes the files of LoadCredential= to a reload.
@@ -103,7 +103,7 @@ class UnitTests(SynchronousTestCase):
             self.assertEqual(ended.exit_code, 2 if message else 0, ended.output)
             self.assertIn(message, ended.output)
 
-    def test_credential_is_the_file_of_tokens(self) -> None:
+    def test_daemon_finds_the_tokens_that_systemd_loads_as_a_credential(self) -> None:
         name, _, path = read_unit("tawebeval.service")["Service"]["LoadCredential"].partition(":")
         self.assertEqual(path, "/etc/tawebeval/tokens")
         folder = Path(self.mktemp())
@@ -112,7 +112,7 @@ class UnitTests(SynchronousTestCase):
         found = find_token_file(CallerSettings(), {"CREDENTIALS_DIRECTORY": str(folder)})
         self.assertEqual(found, folder / name)
 
-    def test_documented_doctor_has_the_lines_of_the_unit_that_matter(self) -> None:
+    def test_documented_systemd_run_of_doctor_has_the_properties_of_the_unit(self) -> None:
         # ProtectProc= mounts a new /proc: in a container the sandbox of the doctor fails without.
         service = read_unit("tawebeval.service")["Service"]
         looked_at = re.compile(

@@ -134,7 +134,7 @@ class GoneTests(ArchiveTestCase):
         self.assertEqual(events[-1]["payload"]["type"], "evaluation_error")
         self.assertEqual(events[-1]["payload"]["reason"], "lost")
 
-    def test_file_without_its_end_is_lost_and_says_so(self) -> None:
+    def test_truncated_archive_file_is_reported_as_lost_or_damaged(self) -> None:
         identifier = self.archive()
         self.damage(ends=30)
         self.check_lost(self.read_all(identifier), 0)
@@ -175,7 +175,7 @@ class GoneTests(ArchiveTestCase):
 
 
 class StatusTests(ArchiveTestCase):
-    def test_archived_status_equals_that_of_the_end(self) -> None:
+    def test_archived_status_equals_the_status_at_the_end(self) -> None:
         identifier = self.evaluate(PRINTED)
         self.finish()
         before = self.request("GET", f"/evaluation/{identifier}").json()
@@ -218,7 +218,7 @@ class StatusTests(ArchiveTestCase):
         self.assertEqual(self.listed(), identifiers)
         self.assertEqual(self.page(identifiers[1])["data"][0]["payload"], "line 0")
 
-    def test_list_makes_no_more_entries_than_it_shows_of_what_waits_for_the_archive(self) -> None:
+    def test_list_makes_one_entry_more_than_it_shows_of_unarchived_evaluations(self) -> None:
         stuck: list[Deferred[bool]] = [Deferred() for _ in range(4)]
         self.patch(EvaluationArchive, "store_evaluation", mock.Mock(side_effect=stuck))
         identifiers = []
@@ -301,7 +301,7 @@ class RerunTests(ArchiveTestCase):
         self.assertEqual(self.service.registry.submissions.share.used, 0)
         self.assertEqual(list((self.root / "evaluations").iterdir()), [])
 
-    def test_look_at_archived_files_displaces_no_kept_ones(self) -> None:
+    def test_reading_archived_files_displaces_no_kept_files(self) -> None:
         identifier = self.archive()
         self.evaluate()
         self.finish()

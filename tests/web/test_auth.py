@@ -58,7 +58,7 @@ class RateTests(SynchronousTestCase):
                 rate.count_request(token("a"))
 
     @given(st.integers(1, 1000), st.lists(st.floats(0, 90), max_size=60))
-    def test_caller_that_waits_as_told_is_let_in(
+    def test_caller_that_waits_for_retry_after_is_admitted(
         self, per_minute: int, pauses: list[float]
     ) -> None:
         clock = Clock()
@@ -127,7 +127,7 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(self.admit(bob), "bob")
         self.assertRaises(Unauthorized, self.admit, self.alice)
 
-    def test_tokens_that_are_read_but_not_applied_do_not_count(self) -> None:
+    def test_reloaded_tokens_are_valid_only_once_applied(self) -> None:
         bob, line = generate_token("bob", os.urandom)
         self.path.write_text(line)
         (reloadable,) = self.access.list_reloadable_files()

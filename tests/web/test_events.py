@@ -351,7 +351,7 @@ class NegotiationTests(SynchronousTestCase):
                 self.assertIn(offered, str(error))
 
     @given(st.lists(st.text(st.characters(max_codepoint=255), max_size=40), max_size=3))
-    def test_any_header_ends_in_an_offer_or_a_refusal(self, values: list[str]) -> None:
+    def test_any_accept_header_gets_an_offered_type_or_a_refusal(self, values: list[str]) -> None:
         values = [value.replace("\r", "").replace("\n", "") for value in values]
         try:
             found = negotiate_media_type(accept(*values), OFFERED)
@@ -397,7 +397,7 @@ class EvictedEventsTests(StreamTestCase):
         assert stdout is not None
         stdout._files.stdout[:1] = b"?"  # type: ignore[attr-defined]
 
-    def test_client_that_goes_leaves_nothing(self) -> None:
+    def test_client_that_leaves_a_stream_of_evicted_events_leaves_nothing(self) -> None:
         follower = self.follow(LineFollower, self.identifier)
         follower.lose()
         self.settle()
@@ -465,7 +465,7 @@ class PollTests(RawTestCase):
             self.service.reactor.pump([1] * seconds)
             self.assertEqual(connection.aborted, aborted)
 
-    def test_defect_is_logged_and_answered_as_such(self) -> None:
+    def test_exception_during_a_poll_is_logged_and_answered_with_500(self) -> None:
         for query in ("", "?wait=20"):
             connection = self.connect()
             if query:

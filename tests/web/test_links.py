@@ -98,7 +98,7 @@ class LinkTests(LinkTestCase):
                 self.assertIn("a link permits only", answer.json()["detail"])
         self.assertEqual(self.call("GET", self.path, 200, "alice").json()["state"], "running")
 
-    def test_every_link_that_does_not_hold_gets_the_same_401(self) -> None:
+    def test_every_invalid_link_gets_the_same_401(self) -> None:
         other = self.begin("bob").json()["id"]
         link = self.share()
         wrong = {
@@ -126,7 +126,7 @@ class LinkTests(LinkTestCase):
         self.call("GET", f"{self.path}?link=", 401, None)
         self.call("GET", f"{self.path}?%6cink={link}", 200, None)
 
-    def test_tokens_of_the_caller_that_do_more_than_read_make_links(self) -> None:
+    def test_links_are_made_by_any_token_of_the_owner_that_is_not_read_only(self) -> None:
         self.add_token("reader", is_read_only=True)
         self.add_token("student", problems=["one"])
         self.share(status=403, caller="reader")
@@ -369,7 +369,7 @@ class StoreTests(LinkTestCase):
         )
         self.assertEqual(links.add_reader(object(), self.identifier, link, lambda: None), "alice")
 
-    def test_link_that_cannot_be_stored_is_refused_and_a_revocation_counts(self) -> None:
+    def test_link_that_cannot_be_stored_is_refused_but_a_revocation_takes_effect(self) -> None:
         link = self.share()
         self.store.error = StoreError()
         self.assertIn("its disk is full or fails", self.share(status=503)["detail"])

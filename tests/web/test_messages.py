@@ -72,7 +72,7 @@ class MessageTests(TestCase):
             others = {text for text in set(table) - self.needed if f'"{text}"' not in self.source}
             self.assertEqual(others, set(), language)
 
-    def test_each_form_of_a_message_names_only_its_values(self) -> None:
+    def test_translations_use_only_the_placeholders_of_their_message(self) -> None:
         for language, table in TABLES.items():
             for message, given in table.items():
                 forms = [given] if isinstance(given, str) else list(given.values())

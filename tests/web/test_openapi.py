@@ -183,7 +183,7 @@ class ContentTests(SynchronousTestCase):
         bare = {name: value for name, value in whole.items() if name in form.TEXT_FIELD_SIZE_LIMITS}
         self.assertTrue(complaints({"$ref": "#/components/schemas/Form"}, bare))
 
-    def test_defaults_of_settings_are_told(self) -> None:
+    def test_description_states_limits_and_defaults_of_the_code(self) -> None:
         settings = Configuration()
         said = json.dumps(DOCUMENT)
         for words in (

@@ -185,7 +185,7 @@ class JointListTests(SeveralTestCase):
         (one,) = self.ask("c", caller="bob").json()["data"]
         self.assertEqual(one["evaluation_id"], theirs)
 
-    def test_filter_holds_at_every_daemon(self) -> None:
+    def test_list_filter_applies_to_every_daemon(self) -> None:
         wanted = [self.evaluate(name, **{"metadata[team]": b"x y"}) for name in NAMES]
         self.evaluate("b")
         self.assertEqual(self.list_all("a", query="&metadata[team]=x+y"), wanted)
@@ -204,7 +204,7 @@ class JointListTests(SeveralTestCase):
         for value in ("0", "x", "-1", "", "101"):
             self.ask("b", status=400, Tawebeval_Own_List=value)
 
-    def test_without_peers_the_list_is_its_own(self) -> None:
+    def test_daemon_without_peers_lists_only_its_own_evaluations(self) -> None:
         context = self.services["a"].registry.context
         alone = msgspec.structs.replace(context.configuration, service=ServiceSettings(name="a"))
         self.evaluate("b")
@@ -253,7 +253,7 @@ class AwayTests(SeveralTestCase):
         self.assertEqual([one["evaluation_id"] for one in found["data"]], [self.mine[1]])
         self.assertEqual((found["end"], found["away"]), (None, []))
 
-    def test_list_survives_any_answer_and_the_log_has_it_once(self) -> None:
+    def test_invalid_answer_of_a_peer_is_left_out_and_logged_once(self) -> None:
         for status, body, reason in (
             (200, b"<html>", "the answer is not a list of evaluations"),
             (200, b'{"daemon":"c","end":null,"data":[]}', "the answer is of the daemon 'c'"),
@@ -296,7 +296,7 @@ class AwayTests(SeveralTestCase):
         self.list_without(lambda: succeed(MadeResponse(429, b"")))
         self.assertEqual(self.warnings, [])
 
-    def test_refused_cursor_is_told(self) -> None:
+    def test_cursor_that_a_peer_refuses_is_400(self) -> None:
         for _ in range(34):
             for name in NAMES:
                 self.evaluate(name)
@@ -338,7 +338,7 @@ class AwayTests(SeveralTestCase):
 
 
 class RequestTests(SeveralTestCase):
-    def test_only_the_token_of_the_caller_goes_along(self) -> None:
+    def test_request_to_a_peer_carries_the_token_but_no_other_client_header(self) -> None:
         self.ask("a", "?state=failed&other=1", Cookie="x=1", X_Forwarded_For="10.0.0.1")
         urls = [url for url, _ in self.agent.asked]
         query = "/evaluations?state=failed"

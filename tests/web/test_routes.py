@@ -107,7 +107,7 @@ class EventsTests(WebTestCase):
         for _ in range(2):
             self.assertEqual(self.page(identifier, f"?after={END}"), last)
 
-    def test_unknown_discarded_and_malformed_are_404_410_and_400(self) -> None:
+    def test_unknown_evaluation_is_404_discarded_events_410_bad_cursor_400(self) -> None:
         identifier = self.evaluate(b"a\nb\n")
         self.page(identifier, "?after=2")
         path = f"/evaluation/{identifier}/events"
@@ -127,7 +127,7 @@ class FormTests(WebTestCase):
         answer = self.post().json()
         self.assertEqual(answer["id"], answer["evaluation_id"])
 
-    def test_field_under_both_names_is_repeated(self) -> None:
+    def test_field_under_its_old_and_new_name_is_refused_as_repeated(self) -> None:
         body = form([*parts(), Part("oid", b"c" * 40)])
         problem = self.post(400, body).json()
         self.assertEqual(problem["field"], "commit_oid")
@@ -153,7 +153,7 @@ class PageTests(WebTestCase):
         self.child.print(b"a\n")
         self.assertEqual(len(self.answer(asked).json()["data"]), 1)
 
-    def test_legacy_poll_heeds_a_chosen_wait(self) -> None:
+    def test_legacy_poll_with_wait_0_answers_at_once(self) -> None:
         identifier = self.evaluate()
         answer = self.request("GET", f"/evaluation_events?evaluation={identifier}&wait=0")
         self.assertEqual(answer.json()["data"], [])
@@ -312,7 +312,7 @@ class StatusTests(WebTestCase):
         self.request("DELETE", f"/evaluation/{identifier}", 204)
         self.request("DELETE", "/evaluation/unknown", 404)
 
-    def test_client_that_leaves_has_cancelled(self) -> None:
+    def test_client_that_leaves_after_a_delete_has_cancelled(self) -> None:
         identifier = self.evaluate()
         connection = self.connect()
         connection.request(f"DELETE /evaluation/{identifier}")
@@ -419,7 +419,7 @@ class MetricsTests(OperationsTestCase):
         connection.send(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n\r\n")
         self.assertEqual(connection.answer().status, 200)
 
-    def test_metrics_with_tokens_are_for_their_holders_only(self) -> None:
+    def test_metrics_need_a_valid_token_where_tokens_are_configured(self) -> None:
         tokens = self.root / "tokens"
         tokens.write_text(f"prometheus sha256:{sha256(TOKEN.encode()).hexdigest()}\n")
         rate = RateLimit(0, self.service.reactor.seconds)

@@ -64,7 +64,7 @@ class TokenTests(CallerTestCase):
         self.call("DELETE", place, 404, "bob")
         self.call("DELETE", place, 204, "alice")
 
-    def test_queue_share_is_429_before_the_body_and_others_go_on(self) -> None:
+    def test_caller_over_its_queue_share_is_429_before_the_body(self) -> None:
         for _ in range(2):
             self.begin("alice")
         self.assertGreater(int(self.begin("alice", 429).headers["retry-after"]), 0)
@@ -211,7 +211,7 @@ class OriginTestCase(WebTestCase):
 
 
 class PageTests(OriginTestCase):
-    def test_page_of_another_origin_begins_and_cancels_nothing(self) -> None:
+    def test_page_of_another_origin_cannot_submit_or_cancel(self) -> None:
         self.evaluate()
         for origin in ("https://evil.example", "null", "http://localhost:8080"):
             for method, path in (
@@ -225,7 +225,7 @@ class PageTests(OriginTestCase):
                 self.assertIn("origins", answer.json()["message"])
         self.assertEqual(len(self.service.world.spawn.children), 1)
 
-    def test_own_pages_and_programs_begin_and_any_page_reads(self) -> None:
+    def test_own_pages_and_programs_submit_and_pages_of_any_origin_read(self) -> None:
         self.assertEqual(self.ask_from("http://localhost").status, 200)
         self.assertEqual(self.ask_from(None).status, 200)
         for method, status in (("GET", 404), ("HEAD", 404), ("OPTIONS", 204)):
@@ -236,7 +236,7 @@ class PageTests(OriginTestCase):
 class OpenTests(OriginTestCase):
     configuration = Configuration(callers=CallerSettings(open=True))
 
-    def test_any_page_begins_and_cancels_where_open(self) -> None:
+    def test_page_of_any_origin_submits_and_cancels_where_any_is_allowed(self) -> None:
         for origin in ("https://evil.example", "http://localhost", None):
             self.assertEqual(self.ask_from(origin).status, 200)
             self.assertEqual(self.ask_from(origin, "DELETE", "/evaluation/x").status, 404)

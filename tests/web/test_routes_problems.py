@@ -135,7 +135,7 @@ class ProblemTests(WebTestCase):
         self.assertEqual((one["limits"]["cpu"], two["limits"]["cpu"]), (400, 300))
         self.assertNotIn(URL, str(listed))
 
-    def test_document_has_the_members_of_the_list_and_the_statement(self) -> None:
+    def test_problem_document_has_the_list_entry_and_the_statement(self) -> None:
         one, two = self.request("GET", "/problems").json()["data"]
         self.assertEqual(one["description"], "The first one.")
         self.write("statement.md", b"# First\n")
@@ -173,7 +173,7 @@ class ProblemTests(WebTestCase):
             self.assertEqual(self.read(language=accepted)["statement"], text, accepted)
         self.assertEqual(self.service.world.repositories.users, 0)
 
-    def test_language_that_the_statement_does_not_have_asks_no_repository(self) -> None:
+    def test_language_without_a_statement_reads_no_repository(self) -> None:
         self.write("statement.md", b"English")
         self.write("statement.it.md", b"Italiano")
         asked = self.service.world.repositories.asked
@@ -185,7 +185,7 @@ class ProblemTests(WebTestCase):
             self.assertEqual(self.read(language="it")["statement"], "Italiano")
         self.assertEqual(len(asked), 2)
 
-    def test_link_of_a_language_does_not_tell_whether_a_file_of_the_machine_is_there(self) -> None:
+    def test_statement_that_is_a_link_does_not_reveal_files_of_the_machine(self) -> None:
         file = self.write("statement.md", b"English")
         for target in ("/etc/passwd", "/nowhere"):
             own = file.with_name("statement.it.md")
@@ -246,7 +246,7 @@ class ProblemTests(WebTestCase):
             self.write(name, b"x" * size)
         self.assertEqual(set(self.read()["pictures"]), {"a.png", "c.png"})
 
-    def test_statement_is_read_again_after_a_minute_and_stays_if_it_cannot(self) -> None:
+    def test_statement_is_read_again_after_a_minute_or_kept_if_unreadable(self) -> None:
         file = self.write("statement.md", b"one")
         self.assertEqual(self.read()["statement"], "one")
         file.write_bytes(b"two")
@@ -277,7 +277,7 @@ class ProblemTests(WebTestCase):
         check("the path leads out of the repository")
         self.assertEqual(self.service.world.repositories.users, 0)
 
-    def test_cursor_and_link_of_problems_lead_on(self) -> None:
+    def test_cursor_and_link_of_the_problem_list_lead_to_the_next_page(self) -> None:
         with mock.patch("tawebeval.web.lists.PROBLEMS_PER_PAGE", 1):
             answer = self.request("GET", "/problems")
             self.assertEqual(answer.json()["end"], "one")

@@ -181,7 +181,7 @@ class RerunTests(RerunTestCase):
         self.rerun(place, 410, seed, **key)
         self.assertEqual(self.stored, stored)
 
-    def test_form_permitted_by_its_key_only_begins_nothing_once_the_key_is_gone(self) -> None:
+    def test_repeated_rerun_is_410_if_its_key_is_forgotten_during_the_upload(self) -> None:
         place = self.begin()
         self.finish()
         headers = {"Content-Type": MULTIPART, "Idempotency-Key": "k"}

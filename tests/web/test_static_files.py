@@ -63,7 +63,7 @@ class AssetTests(WebTestCase):
         self.assertEqual(served, len(ASSETS))
         self.assertGreater(served, 5)
 
-    def test_large_file_waits_outside_of_the_connection_for_a_client_that_takes_none(self) -> None:
+    def test_large_file_is_not_buffered_for_a_client_that_reads_nothing(self) -> None:
         path = "/static/vendor-swagger-ui.js"
         connection = self.service.connect()
         connection.take_no_more()
@@ -147,7 +147,7 @@ class AssetTests(WebTestCase):
                 module.read_text(), r"innerHTML|outerHTML|insertAdjacentHTML|eval\("
             )
 
-    def test_policy_permits_only_the_daemon_itself(self) -> None:
+    def test_content_security_policy_permits_only_the_daemon_itself(self) -> None:
         for path in ASSETS:
             answer = self.get(path)
             directives = policy(answer)
@@ -160,7 +160,7 @@ class AssetTests(WebTestCase):
             self.assertEqual(answer.headers["x-content-type-options"], "nosniff")
             self.assertEqual(answer.headers["referrer-policy"], "no-referrer")
 
-    def test_conditional_request_is_304_and_caches_ask_each_time(self) -> None:
+    def test_matching_etag_is_304_and_caches_revalidate_each_time(self) -> None:
         for path in STATIC_RESOURCES:
             answer = self.get(path)
             self.assertEqual(answer.headers["cache-control"], "no-cache")

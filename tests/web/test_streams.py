@@ -19,7 +19,7 @@ from tests.fakes.streams import FOLLOWERS, Follower, LineFollower, SocketFollowe
 
 
 class FollowTests(StreamTestCase):
-    def test_events_come_one_by_one_and_the_end_with_that_of_the_evaluation(self) -> None:
+    def test_stream_sends_each_event_at_once_and_ends_with_the_evaluation(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)
@@ -156,7 +156,7 @@ class SlowReaderTests(StreamTestCase):
         self.assertTrue(follower.connection.aborted)
         follower.lose()
 
-    def test_streams_go_forward_together_a_piece_at_a_time(self) -> None:
+    def test_streams_read_their_batches_in_turns(self) -> None:
         identifier = self.evaluate()
         followers = [self.follow(LineFollower, identifier) for _ in range(3)]
         read, turns = Subscription.read_events, []
@@ -221,7 +221,7 @@ class TurnTests(SynchronousTestCase):
 
         return self.turns.wait(caller).addCallback(go_on)
 
-    def test_streams_of_one_caller_let_that_of_another_go_on(self) -> None:
+    def test_turns_of_streams_alternate_between_callers(self) -> None:
         gone = self.wait("eve")
         gone.cancel()
         self.failureResultOf(gone, CancelledError)
@@ -253,7 +253,7 @@ class TurnTests(SynchronousTestCase):
 
 
 class StartTests(StreamTestCase):
-    def test_stream_begins_in_a_turn_of_streams_and_has_what_came_before_it(self) -> None:
+    def test_stream_that_waits_for_its_turn_sends_events_printed_meanwhile(self) -> None:
         identifier = self.evaluate()
         for kind in FOLLOWERS:
             self.patch(Follower, "turn", lambda follower: None)
@@ -296,7 +296,7 @@ class FramingTests(SynchronousTestCase):
                     self.frame(begin_cursor, lines)
         self.assertEqual(self.encoded, [0, 0, 1, 1])
 
-    def test_batches_of_other_evaluations_are_framed_themselves(self) -> None:
+    def test_equal_cursors_of_two_evaluations_share_no_framed_batch(self) -> None:
         for lines in (b"1\n2\n", b"1\n3\n"):
             self.frame(0, lines)
         self.assertEqual(self.encoded, [0, 0])

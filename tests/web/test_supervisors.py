@@ -101,7 +101,7 @@ class AccessTests(SupervisorTestCase):
         other = self.submit("eve")
         self.call("POST", f"/evaluation/{other}/rerun", 404, "teacher")
 
-    def test_forgotten_evaluation_of_a_member_is_gone_and_not_unknown(self) -> None:
+    def test_forgotten_evaluation_of_a_member_is_410_for_the_supervisor(self) -> None:
         for key, status in (("ann", 410), ("eve", 404)):
             place = f"/evaluation/{self.submit(key)}"
             self.finish()
@@ -184,7 +184,7 @@ class DeadlineTests(SupervisorTestCase):
         headers["Idempotency-Key"] = "other"
         self.post(403, body, "/problems/one/evaluate", **headers)
 
-    def test_rerun_after_the_end_is_the_supervisors_and_keeps_the_time_of_submission(self) -> None:
+    def test_only_the_supervisor_reruns_after_the_deadline_with_the_old_time(self) -> None:
         self.configure(closes=self.closes)
         first = self.submit("ann")
         self.finish()
@@ -221,7 +221,7 @@ class DeadlineTests(SupervisorTestCase):
             [problem[name] for name in ("opens", "closes", "late")], [None, None, False]
         )
 
-    def test_rerun_with_the_current_evaluator_takes_what_the_problem_is_now(self) -> None:
+    def test_rerun_with_the_current_evaluator_uses_the_present_problem_settings(self) -> None:
         self.configure()
         first = self.submit("ann")
         self.finish()
@@ -251,7 +251,7 @@ class DeadlineTests(SupervisorTestCase):
         self.service.registry.context.configuration = Configuration()
         self.post(404, body, f"{path}?evaluator=current", **headers)
 
-    def test_run_on_an_own_input_counts_for_nothing_also_if_it_is_run_again(self) -> None:
+    def test_run_on_an_own_input_and_its_rerun_do_not_count(self) -> None:
         self.configure()
         path, headers = "/problems/one/evaluate", {"Authorization": self.headers["ann"]}
         body = form([Part("submission[source]", b"x", "a.py"), Part("submission[own_input]", b"1")])
@@ -371,7 +371,7 @@ class ListTests(SupervisorTestCase):
         self.assertEqual(list_keys("", "bob"), ["bob"])
         list_keys("?caller=a%20b", "teacher", 400)
 
-    def test_standings_are_those_of_the_members_or_the_callers_own(self) -> None:
+    def test_supervisor_gets_standings_of_members_and_others_their_own(self) -> None:
         for key in ("eve", "ann", "bob", "ann", "teacher"):
             self.submit(key)
             self.finish()

@@ -196,7 +196,7 @@ class FieldTests(UploadTestCase):
 
 
 class LimitTests(UploadTestCase):
-    def test_body_of_the_limit_is_taken_and_one_byte_more_refused(self) -> None:
+    def test_body_at_the_size_limit_is_accepted_and_one_byte_more_refused(self) -> None:
         body = form(parts(source=b"x" * (20_000 - len(form(parts(source=b""))))))
         for length in (20_000, None):
             receiver = self.receiver(length)

@@ -147,7 +147,7 @@ class EarlyRefusalTests(RawTestCase):
             connection.send(head(line, headers))
             self.assertNotIn(b"100 Continue", connection.received, line)
 
-    def test_nothing_after_a_refused_body_is_a_request(self) -> None:
+    def test_bytes_after_a_refused_body_are_not_read_as_a_request(self) -> None:
         connection = self.begin(1000, Content_Type="text/plain")
         self.check_raw(connection.answer(), 415)
         connection.send(b"x" * 1000 + head("GET /health", {}))

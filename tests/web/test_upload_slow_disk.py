@@ -76,7 +76,7 @@ class SlowDiskTests(RawTestCase):
         self.assertEqual(self.service.leftovers(), [])
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
-    def test_forms_waiting_for_the_disk_leave_others_served(self) -> None:
+    def test_other_requests_are_answered_while_forms_wait_for_the_disk(self) -> None:
         waiting = [self.stuck() for _ in range(3)]
         other = self.connect()
         other.request("GET /health")
@@ -91,7 +91,7 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.answer().status, 200)
         self.assertEqual(self.unwritten.size, 0)
 
-    def test_time_paused_for_the_disk_is_not_the_clients(self) -> None:
+    def test_time_paused_for_the_disk_does_not_count_for_the_deadline(self) -> None:
         connection, rest = self.stuck()
         self.service.reactor.advance(10 * WINDOW)
         self.assertEqual(connection.received, b"")
@@ -124,7 +124,7 @@ class SlowDiskTests(RawTestCase):
         self.assertEqual(connection.transport.producerState, "producing")
         self.check_gone([connection])
 
-    def test_pauses_do_not_help_a_slow_client(self) -> None:
+    def test_slow_client_is_408_despite_pauses_for_the_disk(self) -> None:
         self.unwritten.size = 2**30
         connection = self.begin()
         start = BODY.index(b"x" * 100)
@@ -169,7 +169,7 @@ class SlowDiskTests(RawTestCase):
         self.service.reactor.advance(60)
         self.check_gone([connection, small])
 
-    def test_stopping_daemon_says_so_to_clients_waiting_for_the_disk(self) -> None:
+    def test_client_waiting_for_the_disk_gets_503_when_the_daemon_stops(self) -> None:
         connection, rest = self.stuck()
         self.successResultOf(Deferred.fromCoroutine(self.service.registry.drain_and_close()))
         connection.channel.drain_connection()

@@ -90,7 +90,7 @@ class WriterTests(SynchronousTestCase):
         self.threads.step()
         self.assertEqual((self.threads.waiting, self.unwritten.size), ([], 0))
 
-    def test_crowded_memory_makes_forms_be_written_at_once(self) -> None:
+    def test_form_is_written_at_once_if_unwritten_bytes_are_over_the_limit(self) -> None:
         self.unwritten.size = 2**30
         self.writer.begin_file(FILE)
         self.writer.add_content(b"one")
@@ -162,7 +162,7 @@ class WriterTests(SynchronousTestCase):
         self.threads.step()
         self.assertEqual((self.gone, self.source.refused), (["form"], []))
 
-    def test_write_goes_on_without_a_waiter(self) -> None:
+    def test_cancelled_wait_does_not_stop_the_write(self) -> None:
         self.begin()
         self.finish().addErrback(lambda failure: None).cancel()
         finished = self.finish()

@@ -47,7 +47,7 @@ class HandshakeTests(SocketTestCase):
             self.assertEqual(follower.answer.headers["sec-websocket-version"], "13")
         self.check_nothing_left(identifier)
 
-    def test_other_version_is_told_the_supported_one(self) -> None:
+    def test_unsupported_websocket_version_is_426_with_the_supported_one(self) -> None:
         identifier = self.evaluate()
         for version in ("", "8", "12", "8, 13", "x"):
             follower = self.follow(SocketFollower, identifier, Sec_WebSocket_Version=version)
@@ -79,7 +79,7 @@ class HandshakeTests(SocketTestCase):
             follower.lose()
         self.check_nothing_left(identifier)
 
-    def test_websocket_opens_however_it_is_offered_and_whatever_is_accepted(self) -> None:
+    def test_websocket_opens_with_any_valid_upgrade_and_any_accept_header(self) -> None:
         for headers in (
             *({"Upgrade": each} for each in ("h2c, websocket", "WebSocket,h2c", ", websocket ,")),
             {"Upgrade": "WebSocket", "Connection": "keep-alive, Upgrade"},
@@ -110,7 +110,7 @@ class HandshakeTests(SocketTestCase):
 
 
 class OriginTests(SocketTestCase):
-    def test_any_page_opens_a_websocket_where_any_may_read(self) -> None:
+    def test_page_of_any_origin_opens_a_websocket_by_default(self) -> None:
         for origin in ("https://elsewhere.example", "null"):
             self.assertEqual(self.open(b"a\n", Origin=origin).payloads, ["a"])
             self.finish()
@@ -249,7 +249,7 @@ class ClientTests(SocketTestCase):
 
 
 class EndTests(SocketTestCase):
-    def test_our_half_is_closed_after_the_clients_close(self) -> None:
+    def test_daemon_half_closes_after_the_close_frame_of_the_client(self) -> None:
         follower = self.open(b"a\n")
         transport: Any = follower.connection.transport
         alsoProvides(transport, IHalfCloseableDescriptor)
@@ -276,7 +276,7 @@ class EndTests(SocketTestCase):
         follower.lose()
         self.check_nothing_left(self.identifier)
 
-    def test_client_that_goes_on_after_the_end_is_cut(self) -> None:
+    def test_client_that_sends_over_64_kib_after_the_end_is_cut_off(self) -> None:
         follower = self.open(b"a\n")
         self.finish()
         for _ in range(2):

@@ -312,7 +312,7 @@ class RoomTests(CallbacksTestCase):
 
     @example_settings(max_examples=30)
     @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30_000)), max_size=12))
-    def test_oldest_of_the_largest_caller_go_until_the_rest_fits(
+    def test_oldest_callbacks_of_the_largest_caller_are_given_up_until_all_fit(
         self, drawn: list[tuple[str, int]]
     ) -> None:
         self.setUp()
@@ -364,7 +364,7 @@ class OpenTests(SynchronousTestCase):
         self.assertIn("callbacks are disabled (callbacks.secrets)", error.detail)
         self.assertEqual(list(callbacks.list_reloadable_files()), [])
 
-    def test_secrets_count_from_the_start_and_after_a_reload(self) -> None:
+    def test_secrets_are_read_at_the_start_and_by_a_reload(self) -> None:
         secrets = Path(self.mktemp())
         secrets.write_text(f"* {format_secret(OLD)}")
         callbacks = self.open(CallbackSettings(str(secrets)))

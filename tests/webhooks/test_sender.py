@@ -205,7 +205,7 @@ class ExchangeTests(SenderTestCase):
             self.clock.advance(0.1)
             self.assertEqual(self.successResultOf(posted), expected)
 
-    def test_cancelled_attempt_counts_if_its_status_has_come(self) -> None:
+    def test_cancelled_attempt_is_accepted_if_its_2xx_status_has_come(self) -> None:
         self.receiver.answer = NOT_DONE_YET
         self.receiver.status = 500
         posted = self.post()
@@ -240,7 +240,7 @@ class FailureTests(SenderTestCase):
             self.assertIn(words, result.reason)
         self.assertEqual(self.reached, [])
 
-    def test_name_is_looked_up_for_each_attempt(self) -> None:
+    def test_host_name_is_looked_up_for_each_attempt(self) -> None:
         self.resolver = FakeResolver(["8.8.8.8"], ["8.8.4.4"], ["127.0.0.1"])
         verdicts = [self.result().outcome for _ in range(3)]
         self.assertEqual(
@@ -434,7 +434,7 @@ class MinuteThreads:
 
 
 class LookupTests(SynchronousTestCase):
-    def test_hosts_of_one_caller_without_name_servers_do_not_delay_another(self) -> None:
+    def test_slow_lookups_of_one_caller_do_not_delay_those_of_another(self) -> None:
         asked: list[str] = []
         self.patch(socket, "getaddrinfo", lambda host, *_, **__: asked.append(host) or ())
         secrets = Path(self.mktemp())

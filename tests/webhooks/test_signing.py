@@ -87,7 +87,7 @@ class SignTests(SynchronousTestCase):
 
 
 class VerifyTests(SynchronousTestCase):
-    def test_example_takes_what_is_signed_and_nothing_else(self) -> None:
+    def test_verify_of_the_example_accepts_only_the_signed_body_and_headers(self) -> None:
         found: dict[str, Any] = {}
         site = (ROOT / "examples" / "integrations" / "judge_site.py").read_text()
         imports = re.findall(r"(?m)^(?:import|from (?:collections|typing)) .*$", site)

@@ -51,7 +51,7 @@ class RoutesBelowTests(RawTestCase):
         for path in ("/judge/evaluate", f"{BELOW}{BELOW}/evaluate"):
             self.assertEqual(self.begin(path).status, 404)
 
-    def test_each_link_leads_on_below_the_base_path(self) -> None:
+    def test_next_link_of_events_is_below_the_base_path(self) -> None:
         identifier = self.begin("/evaluate").json()["evaluation_id"]
         self.child.print(b"a\n")
         links = set()
@@ -68,7 +68,7 @@ class RoutesBelowTests(RawTestCase):
         self.assertTrue(found[1].startswith(f"{BELOW}/evaluation/{identifier}/events?after="))
         self.assertEqual(self.exchange(f"GET {found[1]}").json()["begin"], found[1].split("=")[1])
 
-    def test_list_goes_on_below_the_base_path(self) -> None:
+    def test_next_link_of_the_list_is_below_the_base_path(self) -> None:
         self.patch(reading, "MAX_LISTED_EVALUATIONS", 1)
         for _ in range(2):
             self.begin("/evaluate")

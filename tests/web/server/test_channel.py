@@ -77,7 +77,7 @@ class MalformedTests(RawTestCase):
             )
             self.check_raw(answer, status)
 
-    def test_odd_targets_are_refused(self) -> None:
+    def test_malformed_request_targets_are_400_or_404(self) -> None:
         for target in (
             *("/../x", "http://[/x", "health", "%", "/%", "/evaluation/%00/events"),
             *("/evaluation/%ff/events", "/%ff", "/evaluation/%c3%28"),
@@ -102,7 +102,7 @@ class MalformedTests(RawTestCase):
             self.assertEqual(connection.answer().headers["Connection"], "close", options)
             self.assertTrue(connection.closed, options)
 
-    def test_methods_in_lower_case_do_nothing(self) -> None:
+    def test_methods_in_lower_case_are_501(self) -> None:
         identifier = self.evaluate(b"a\nb\n")
         for line in (
             f"get /evaluation/{identifier}/events?after=2",
@@ -122,7 +122,7 @@ class MalformedTests(RawTestCase):
         self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 100)
         self.assertFalse(connection.closed)
 
-    def test_one_turn_reads_much_only_of_a_body_of_known_length(self) -> None:
+    def test_one_turn_reads_64_kib_of_a_body_of_known_length_and_4_kib_else(self) -> None:
         connection = self.connect()
         self.assertEqual(connection.transport.bufferSize, 4096)
         for framing, size in (
@@ -152,7 +152,7 @@ class BodyTests(RawTestCase):
     def test_small_body_of_a_get_is_ignored(self) -> None:
         self.assertEqual(self.exchange("GET /health", b"x" * 1000).status, 200)
 
-    def test_large_body_of_a_get_is_refused(self) -> None:
+    def test_large_body_of_a_request_that_needs_none_is_413(self) -> None:
         for line in ("GET /health", "POST /nowhere", "DELETE /evaluation/x"):
             self.refuse(413, head(line, {"Content-Length": "65537"}))
         connection = self.connect()
@@ -342,17 +342,17 @@ class PrivateNameTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.twisted = find_names(*map(inspect.getsource, (LineReceiver, HTTPChannel, Request)))
 
-    def test_this_version_of_twisted_has_all_names(self) -> None:
+    def test_installed_version_of_twisted_has_all_private_names(self) -> None:
         self.assertLessEqual(
             (version.major, version.minor), TESTED, "compare the names, then raise the bound"
         )
         self.assertEqual(set(TWISTED_PRIVATE_NAMES) - self.twisted, set())
 
-    def test_pyproject_excludes_the_next_version(self) -> None:
+    def test_pyproject_excludes_the_next_version_of_twisted(self) -> None:
         bound = f'<{TESTED[0]}.{TESTED[1] + 1}"'
         self.assertIn(bound, (ROOT / "pyproject.toml").read_text())
 
-    def test_only_the_channel_uses_them(self) -> None:
+    def test_only_channel_py_uses_private_names_of_twisted(self) -> None:
         used = {}
         for path in Path(web.__file__).parent.rglob("*.py"):
             names = find_names(path.read_text()) & self.twisted

@@ -167,7 +167,7 @@ class LogTests(ProxiedTestCase):
             self.assertEqual(self.logged(connection, X_Forwarded_For=client), [client])
         connection.lose()
 
-    def test_broken_header_of_a_proxy_is_refused_in_its_name(self) -> None:
+    def test_malformed_x_forwarded_for_is_400_and_logged_with_the_proxy_address(self) -> None:
         connection = self.service.connect(PROXY)
         self.assertEqual(self.logged(connection, X_Forwarded_For="me"), ["10.0.0.1"])
         problem = self.check_raw(connection.answer(), 400).json()
@@ -202,7 +202,7 @@ class LimitTests(ProxiedTestCase):
         self.identifier = self.evaluate()
         self.assertEqual(self.service.site.counts_by_address, {})
 
-    def test_connections_are_bounded_with_those_of_the_proxy(self) -> None:
+    def test_connections_through_a_proxy_are_bounded_in_all(self) -> None:
         for number in range(6):
             self.wait(f"192.0.2.{number}", True)
         connection = self.wait("192.0.2.99", True)
@@ -233,7 +233,7 @@ class LimitTests(ProxiedTestCase):
         self.check_raw(connection.answer(), 401)
         self.assertEqual(self.service.site.counts_by_address, {})
 
-    def test_client_over_its_requests_at_once_uses_up_no_rate(self) -> None:
+    def test_request_over_the_limit_of_concurrent_ones_uses_up_no_rate(self) -> None:
         asked: list[object] = []
         access = self.service.context.authentication
         admit = type(access).authenticate_token

@@ -70,7 +70,7 @@ class LeavingTests(LeavingTestCase):
             connection.lose()
         self.successResultOf(over)
 
-    def test_request_that_crosses_the_end_is_thrown_away_without_a_reset(self) -> None:
+    def test_request_sent_after_the_half_close_is_discarded_without_a_reset(self) -> None:
         connections = self.waiting()
         halves: list[bool] = []
         for connection in connections:
@@ -105,7 +105,7 @@ class LeavingTests(LeavingTestCase):
             connection.lose()
         self.successResultOf(over)
 
-    def test_half_a_head_that_began_meanwhile_is_503_in_time(self) -> None:
+    def test_half_a_head_sent_during_the_drain_is_503_after_a_second(self) -> None:
         connection, _ = self.waiting()
         over = self.leave()
         connection.send(HEALTH[:-2])

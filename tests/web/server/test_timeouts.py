@@ -57,7 +57,7 @@ class HeadTests(SlowTestCase):
             self.check_raw(connection.answer(), 408)
             self.assertTrue(connection.closed)
 
-    def test_client_ready_in_time_is_served_however_slow(self) -> None:
+    def test_head_that_is_complete_just_before_its_deadline_is_served(self) -> None:
         connection = self.connect()
         for _ in range(3):
             connection.send(START)
@@ -162,7 +162,7 @@ class BodyTests(SlowTestCase):
         connection.send(b"x")
         self.check_raw(connection.answer(), 404)
 
-    def test_request_answered_before_gets_no_other_answer_and_is_aborted(self) -> None:
+    def test_slow_body_of_an_answered_request_gets_no_second_answer(self) -> None:
         connection = self.connect()
         connection.send(head("POST /evaluate", {"Content-Length": "50", "Content-Type": "x"}))
         self.check_raw(connection.answer(), 415)
@@ -173,7 +173,7 @@ class BodyTests(SlowTestCase):
         self.advance(60)
         self.assertEqual(connection.received, b"")
 
-    def test_broken_rest_after_an_answer_gets_no_other(self) -> None:
+    def test_malformed_rest_of_an_answered_request_gets_no_second_answer(self) -> None:
         connection = self.connect()
         framing = {"Transfer-Encoding": "chunked", "Content-Type": "x"}
         connection.send(head("POST /evaluate", framing))
@@ -230,7 +230,7 @@ class AnswerTests(SlowTestCase):
             self.advance(2)
             self.assertTrue(connection.aborted)
 
-    def test_no_other_answer_is_made_while_one_is_not_taken(self) -> None:
+    def test_pipelined_request_waits_until_the_answer_before_it_is_taken(self) -> None:
         connection = self.connect()
         connection.take_no_more()
         connection.send((START + b"\r\n") * 20)
