@@ -189,13 +189,13 @@ class ReadingTests(ArchiveTestCase):
         lines = self.run_now(self.find().read(7, 100, includes_times=True)).lines
         self.assertEqual(lines, self.lines[7][:-2] + b',"time":"7.000"}\n')
 
-    def test_other_caller_finds_nothing_and_opens_nothing(self) -> None:
+    def test_other_caller_finds_no_evaluation_and_opens_no_file(self) -> None:
         self.locate().write_bytes(b"")
         self.assertIsNone(self.run_now(self.archive.find_events("one", "bob")))
         self.assertIsNone(self.run_now(self.archive.find_events("two", "alice")))
         self.assertIsNone(self.run_now(self.archive.read_submission("one", "bob", self.fail)))
 
-    def test_events_before_a_damage_are_followed_by_one_that_says_so(self) -> None:
+    def test_lost_event_follows_the_events_before_a_damaged_byte(self) -> None:
         content = bytearray(self.locate().read_bytes())
         content[len(content) // 2] ^= 0xFF
         self.locate().write_bytes(content)
@@ -215,12 +215,12 @@ class ReadingTests(ArchiveTestCase):
         self.assertIs(self.run_now(events.read(3, 100)), LOST_EVENT)
         self.assertEqual(events.end_cursor, 4)
 
-    def test_file_removed_meanwhile_is_discarded(self) -> None:
+    def test_reading_a_removed_file_raises_discarded_cursor(self) -> None:
         events = self.find()
         self.locate().unlink()
         self.failureResultOf(Deferred.fromCoroutine(events.read(0, 100)), DiscardedCursor)
 
-    def test_failing_disk_is_told_as_busy(self) -> None:
+    def test_read_error_of_the_disk_becomes_server_busy(self) -> None:
         def fail(*_: object) -> None:
             raise OSError(5, "Input/output error")
 
@@ -231,7 +231,7 @@ class ReadingTests(ArchiveTestCase):
         for path in (self.root, self.root / "files", self.locate().parent):
             self.assertEqual(path.stat().st_mode & 0o077, 0, path)
 
-    def test_readers_of_one_caller_do_not_delay_another(self) -> None:
+    def test_reads_of_callers_take_turns_at_the_threads(self) -> None:
         threads: Any = SlowThreads()
         self.archive._readers = threads
         self.store("two", "bob")
@@ -248,7 +248,7 @@ class ReadingTests(ArchiveTestCase):
 
 
 class StoringTests(ArchiveTestCase):
-    def test_one_caller_leaves_a_writer_to_the_others(self) -> None:
+    def test_one_caller_leaves_a_writer_thread_to_other_callers(self) -> None:
         threads: Any = SlowThreads()
         self.archive._writers = threads
 
@@ -288,7 +288,7 @@ class StoringTests(ArchiveTestCase):
         self.open(reserve=2**60)
         self.assert_lost("disk", "less than")
 
-    def test_nothing_is_archived_once_others_have_used_up_the_free_disk(self) -> None:
+    def test_evaluation_is_not_archived_if_free_disk_falls_below_the_reserve(self) -> None:
         self.open(reserve=1000)
         free = chain([10**6] * 3, repeat(999))
         self.patch(os, "statvfs", lambda path: mock.Mock(f_bavail=next(free), f_frsize=1))
@@ -300,18 +300,18 @@ class StoringTests(ArchiveTestCase):
         self.assertIn("not archived (disk): less than 1000 bytes is free", said[-1])
         self.assertEqual(self.list_names(), [])
 
-    def test_evaluation_alone_exceeds_the_size(self) -> None:
+    def test_evaluation_larger_than_the_archive_is_lost_with_the_reason_size(self) -> None:
         self.open(size=100)
         self.assert_lost("size", "it alone exceeds archive.size (100 bytes)")
 
-    def test_evaluation_is_lost_to_a_full_disk_with_the_reason(self) -> None:
+    def test_evaluation_that_a_full_disk_cannot_hold_is_lost_with_the_reason_disk(self) -> None:
         def fail(descriptor: int) -> None:
             raise OSError(28, "No space left on device")
 
         self.patch(os, "fsync", fail)
         self.assert_lost("disk", str(self.locate().with_suffix(".part")) + ": No space left")
 
-    def test_evaluation_is_lost_to_a_defect_with_the_reason(self) -> None:
+    def test_evaluation_whose_writing_raises_is_lost_with_the_reason_defect(self) -> None:
         self.patch(archive_module, "write_evaluation", None)
         self.assert_lost("defect", "the log")
 
@@ -354,7 +354,7 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(self.remove(), ["alice-003", "alice-004"])
         self.assertEqual(self.archive.evaluation_count, 2)
 
-    def test_clock_that_is_set_forward_removes_nothing(self) -> None:
+    def test_wall_clock_set_forward_removes_no_evaluation(self) -> None:
         self.patch(time, "time", lambda: self.now)
         self.store("one")
         threads: Any = InlineThreads()
@@ -364,7 +364,7 @@ class RemovalTests(ArchiveTestCase):
         self.run_now(archive.remove_excess())
         self.assertEqual(self.list_names(), ["one"])
 
-    def test_row_stays_of_an_evaluation_that_is_not_forgotten(self) -> None:
+    def test_removal_keeps_the_row_of_an_evaluation_that_the_registry_still_has(self) -> None:
         kept: list[bytes] = []
 
         def release(name: str) -> bool:
@@ -379,13 +379,13 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(len(kept), 1)
         self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (0, 0))
 
-    def test_oldest_go_until_the_rest_has_the_allowed_size(self) -> None:
+    def test_oldest_evaluations_are_removed_until_the_archive_has_its_size(self) -> None:
         self.fill(250)
         each = self.archive.total_bytes // 250
         self.open(size=10 * each)
         self.assertEqual(self.remove(), [f"alice-{number:03}" for number in range(240, 250)])
 
-    def test_step_removes_a_bounded_number(self) -> None:
+    def test_one_step_removes_a_bounded_number_of_evaluations(self) -> None:
         self.fill(MAX_REMOVALS_PER_STEP + 5)
         self.now = NOW + 1000 * DAY
         for left in (5, 0):
@@ -393,7 +393,7 @@ class RemovalTests(ArchiveTestCase):
             self.assertEqual(len(self.list_names()), left)
         self.assertFalse(self.run_now(self.archive._remove_some()))
 
-    def test_caller_that_holds_most_loses_its_oldest_at_once(self) -> None:
+    def test_full_archive_removes_the_oldest_evaluations_of_the_largest_caller(self) -> None:
         self.fill(3, "bob")
         self.fill(2, "carol")
         each = self.archive.total_bytes // 5
@@ -403,7 +403,7 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(left[:5], ["bob-000", "bob-001", "bob-002", "carol-000", "carol-001"])
         self.assertEqual(left[5:], [f"alice-{number:03}" for number in range(45, 50)])
 
-    def test_one_large_evaluation_removes_nothing_of_others(self) -> None:
+    def test_evaluation_over_the_archive_size_removes_no_other_evaluation(self) -> None:
         self.open(size=MIB)
         self.fill(20, "bob")
 
@@ -418,7 +418,7 @@ class RemovalTests(ArchiveTestCase):
         self.assertFalse(self.store("large", rings=lambda: noise(4 * MIB)))
         self.assertEqual(len(self.list_names()), 20)
 
-    def test_rows_that_cannot_be_deleted_now_are_counted_until_they_are(self) -> None:
+    def test_evaluations_whose_rows_were_not_deleted_are_removed_at_the_next_try(self) -> None:
         self.fill(3)
         self.now = self.booted = NOW + 1000 * DAY
 
@@ -435,7 +435,7 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(self.remove(), [])
         self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (0, 0))
 
-    def test_removal_has_its_turns_although_as_many_come_as_are_archived(self) -> None:
+    def test_removal_has_its_turn_among_evaluations_that_wait_for_a_writer(self) -> None:
         self.store("old", "")
         threads: Any = SlowThreads()
         self.archive._writers = threads
@@ -486,7 +486,7 @@ class SubmissionTests(ArchiveTestCase):
         extract = partial(extract_submission, directory=target)
         return self.run_now(self.archive.read_submission("one", "alice", extract))
 
-    def test_submission_is_as_it_was(self) -> None:
+    def test_archived_submission_has_the_request_and_the_files(self) -> None:
         self.store(workspace=self.workspace)
         found = self.extract()
         self.assertEqual(pack_request(found.request), self.packed)
@@ -514,7 +514,7 @@ class SubmissionTests(ArchiveTestCase):
 
 
 class StartTests(ArchiveTestCase):
-    def test_busy_store_is_asked_again_at_the_next_removal(self) -> None:
+    def test_archived_evaluations_are_counted_again_after_a_store_error(self) -> None:
         self.store()
         size = self.archive.total_bytes
 

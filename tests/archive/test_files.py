@@ -108,7 +108,7 @@ class ReadingTests(FileTestCase):
         self.assertEqual([self.read(cursor, 1).count for cursor in range(3)], [1, 1, 1])
         self.assertGreater(len(self.read(1, 1).lines), 10**6)
 
-    def test_readers_of_zstd_get_json_lines(self) -> None:
+    def test_archive_file_is_json_lines_compressed_by_zstd(self) -> None:
         batches: Batches = [([b"1"] * 100, 1)] * 9
         self.write(batches)
         with self.path.open("rb") as file:

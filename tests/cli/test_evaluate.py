@@ -90,7 +90,7 @@ class EvaluateTests(CommandTestCase):
         result = self.run_command("evaluate", "x=1")
         self.assertIn("give --evaluator CMD, or --problem NAME", result.stderr)
 
-    def test_verdict_ends_stdout_for_a_problem_and_exit_status_tells_it_on_request(self) -> None:
+    def test_verdict_sets_the_exit_status_on_request_and_ends_stdout_for_a_problem(self) -> None:
         self.add_problem()
         case = '{"type":"case","case":"1","verdict":"%s"}'
         evaluate = ("evaluate", "--problem", "one", "x=1")
@@ -133,7 +133,7 @@ class EvaluateTests(CommandTestCase):
         self.assertRegex(result.stderr, r"\Arepeat this run with --seed \d+\n\Z")
         self.assertNotIn("--seed", self.evaluate("--seed", seed).stderr)
 
-    def test_field_content_comes_from_stdin_as_file_named_after_the_field(self) -> None:
+    def test_content_from_stdin_is_a_file_named_after_the_field(self) -> None:
         for path in ("-", "/dev/stdin", "data:-"):
             arguments = ("evaluate", *REPOSITORY, "--detach", path)
             result = self.run_command(*arguments, stdin=b"a\xff\r\n")
@@ -318,7 +318,7 @@ class FieldTests(SynchronousTestCase):
         for name in ("a.py", "b.txt", "x=y", "C:z", os.fsdecode(b"\xff")):
             Path(name).touch()
 
-    def test_texts_and_files_stand_in_any_order(self) -> None:
+    def test_arguments_become_fields_with_texts_or_files(self) -> None:
         for arguments, expected in (
             (["a.py"], {"source": Path("a.py")}),
             (["source:a.py"], {"source": Path("a.py")}),
@@ -332,7 +332,7 @@ class FieldTests(SynchronousTestCase):
         ):
             self.assertEqual(parse_fields(arguments), expected)
 
-    def test_content_of_a_pipe_is_read_at_once(self) -> None:
+    def test_content_of_a_pipe_is_read_when_fields_are_parsed(self) -> None:
         reader, writer = os.pipe()
         self.addCleanup(os.close, reader)
         os.write(writer, b"a")
@@ -434,7 +434,7 @@ class CheckoutTests(SynchronousTestCase):
             words = f"--commit {commit} is not a commit, branch or tag of this checkout"
             self.assertEqual(str(caught.exception), words)
 
-    def test_shown_url_has_no_user(self) -> None:
+    def test_shown_http_url_has_no_user_and_no_password(self) -> None:
         for url, shown in (
             ("https://ghp_x@example.org/a.git", "https://example.org/a.git"),
             ("HTTPS://me:pa@ss@example.org/a@b", "HTTPS://example.org/a@b"),

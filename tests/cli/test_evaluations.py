@@ -54,7 +54,7 @@ class EvaluationsTests(CommandTestCase):
             self.assertEqual(self.run_command("status", identifier).exit_code, status)
             self.line.client.token = None
 
-    def test_rerun_replaces_what_the_options_name(self) -> None:
+    def test_options_of_rerun_replace_values_of_the_first_evaluation(self) -> None:
         first = self.line.begin(seed=3)
         self.assertIn("has not ended", self.run_command("rerun", first).stderr)
         self.line.child.end()
@@ -184,7 +184,7 @@ class EvaluationsTests(CommandTestCase):
             self.assertEqual(result.exit_code, 2, given)
             self.assertIn(f"'{given}' is neither a time", result.stderr)
 
-    def test_row_has_the_most_telling_result_unless_an_error_ended_the_evaluation(self) -> None:
+    def test_row_shows_score_goals_cases_or_progress_in_this_order_or_the_error(self) -> None:
         results: dict[str, Any] = {
             "goals": {"a": True, "b": False, "c": True},
             "goals_omitted": 0,

@@ -60,7 +60,7 @@ class FollowTests(CommandTestCase):
         self.assertEqual(self.follow(identifier, shown, DownloadDirectory(Path("b"))), 2)
         self.assertIn("cannot write b/a", shown.notes.getvalue())
 
-    def test_cases_are_summed_up_unless_reading_begins_later(self) -> None:
+    def test_summary_of_cases_is_printed_unless_following_begins_after_a_cursor(self) -> None:
         case = '{"type":"case","case":"1","verdict":"accepted"}'
         for after, shown in (("1", []), (None, ["summary: 2/2 cases"])):
             identifier = self.line.begin()
@@ -122,7 +122,7 @@ class FollowTests(CommandTestCase):
         self.assertEqual(result.exit_code, 1, result.output)
         self.assertEqual((result.stdout, result.stderr), (printed, f"failed: {error}\n"))
 
-    def test_cursor_of_the_server_that_it_calls_too_old_ends_the_command(self) -> None:
+    def test_follow_fails_if_the_server_answers_410_with_the_cursor_that_was_sent(self) -> None:
         shown = Shown()
         self.patch(LineClient, "pages", lambda *_, **__: discarded("3"))
         self.assertEqual(self.follow("x", shown, after="3"), 1)
@@ -148,7 +148,7 @@ class DownloadTests(CommandTestCase):
         self.assertEqual((result.exit_code, result.stdout), (0, ""))
         self.assertEqual((folder / "source.txt").read_bytes(), b"print()\n")
 
-    def test_null_is_no_content_and_the_empty_text_is_one(self) -> None:
+    def test_file_whose_content_is_null_is_not_saved_and_an_empty_one_is(self) -> None:
         folder = Path(self.mktemp())
         files = [
             {"field": "a", "filename": "a", "text": None, "base64": None},
@@ -263,12 +263,12 @@ class TerminalTests(CommandTestCase):
         self.assertIn("a\n", shown)
         pause.assert_not_called()
 
-    def test_line_is_left_out_without_an_answer(self) -> None:
+    def test_status_line_is_left_out_if_the_status_request_fails(self) -> None:
         identifier = self.printed(b"a\n")
         self.line.fail_once(Fate.NONSENSE)
         self.assertEqual(self.follow_on_terminal(identifier), "a\n")
 
-    def test_line_has_the_results_below_the_output_until_the_end(self) -> None:
+    def test_status_line_shows_the_results_below_the_output_until_the_end(self) -> None:
         identifier = self.line.begin()
         case = '{"type":"case","case":"a","verdict":"wrong_answer","time":1,"memory":2048}'
         progress = '{"type":"progress","done":1,"total":2}'

@@ -48,7 +48,7 @@ class TokenTests(SynchronousTestCase):
         self.assertEqual([path.name for path in self.folder.glob(".*")], [])
         return result
 
-    def test_command_that_is_interrupted_before_its_turn_leaves_the_file_of_another(self) -> None:
+    def test_command_interrupted_at_the_lock_keeps_the_new_file_of_another_process(self) -> None:
         other = self.folder / ".tokens.new"
         other.write_text("line")
 
@@ -87,7 +87,7 @@ class TokenTests(SynchronousTestCase):
             self.assertIn("1 to 64 of the characters", result.output)
         self.assertFalse(self.file.exists())
 
-    def test_mode_comments_and_target_of_a_link_stay(self) -> None:
+    def test_added_token_keeps_mode_comments_and_symbolic_link_of_the_file(self) -> None:
         real = self.folder / "real"
         real.write_text(f"# ours\nold sha256:{'0' * 64}")
         real.chmod(0o640)
@@ -116,7 +116,7 @@ class TokenTests(SynchronousTestCase):
         self.run_token("revoke", "a")
         self.assertEqual(self.file.read_text(), f"# first\n\n{other}\n")
 
-    def test_last_token_stays_for_a_file_without_one_would_leave_the_old_tokens_valid(self) -> None:
+    def test_last_token_cannot_be_revoked(self) -> None:
         self.file.write_text(f"a sha256:{'0' * 64}\n")
         result = self.run_token("revoke", "a", status=2)
         self.assertIn("the last token", result.stderr)
@@ -145,7 +145,7 @@ class TokenTests(SynchronousTestCase):
         names = parse_tokens(self.file.read_text()).caller_names
         self.assertEqual(names, {"n0", "n1", "n2", "n3"})
 
-    def test_change_by_an_editor_meanwhile_is_not_lost(self) -> None:
+    def test_file_changed_by_another_program_meanwhile_is_not_overwritten(self) -> None:
         self.file.write_text(f"a sha256:{'0' * 64}\n")
         edited = f"b sha256:{'1' * 64}\n"
         self.patch(os, "fsync", lambda _: self.file.write_text(edited))

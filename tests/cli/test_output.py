@@ -20,7 +20,7 @@ from tests.cases.screen import CLEAR, Shown, Stream
 
 class TextTests(SynchronousTestCase):
     @given(st.lists(st.text(min_size=1)))
-    def test_program_gets_exactly_what_was_printed(self, texts: list[str]) -> None:
+    def test_pipe_gets_exactly_the_printed_text(self, texts: list[str]) -> None:
         self.assertEqual(Shown().show(*map(Text, texts)), "".join(texts))
 
     @given(st.lists(st.text(st.characters(min_codepoint=0, max_codepoint=0x2100), min_size=1)))
@@ -66,7 +66,7 @@ class OtherTests(SynchronousTestCase):
         EvaluationError("exit", "it failed", {"stderr": "one\n\x1btwo\n"}, '{"reason":"exit"}'),
     )
 
-    def test_other_events_are_described_on_stderr(self) -> None:
+    def test_events_other_than_text_are_described_on_stderr(self) -> None:
         shown = Shown()
         self.assertEqual(shown.show(*self.EVENTS), "a\n")
         self.assertEqual(
@@ -130,7 +130,7 @@ class OtherTests(SynchronousTestCase):
             self.assertNotIn("\x9b", line)
             json.loads(line)
 
-    def test_values_are_shown_in_words(self) -> None:
+    def test_goals_cases_and_other_data_are_shown_as_words(self) -> None:
         for written, expected in (
             ('{"type":"goal_result","goal":"fast","result":true}', "goal fast: yes"),
             ('{"type":"goal_result","goal":"fast","result":false,"s":2}', "goal fast: no (s: 2)"),
@@ -223,7 +223,7 @@ class OtherTests(SynchronousTestCase):
         words = 'warning: a value of the type "case" does not count as a result: "verdict" is "WA"'
         self.assertTrue(last.startswith(words), last)
 
-    def test_status_fits_into_the_terminal_of_messages_wherever_stdout_goes(self) -> None:
+    def test_status_line_is_cut_at_the_width_of_the_terminal_of_stderr(self) -> None:
         master, slave = os.openpty()
         self.addCleanup(os.close, master)
         termios.tcsetwinsize(slave, (10, 20))
@@ -231,7 +231,7 @@ class OtherTests(SynchronousTestCase):
             Screen(Stream(terminal=False), notes, False).show_status("x" * 99)
             self.assertEqual(os.read(master, 200).decode(), CLEAR + "x" * 19)
 
-    def test_next_output_replaces_the_status_and_the_end_removes_it(self) -> None:
+    def test_output_replaces_the_status_line_and_the_end_stops_drawing_it(self) -> None:
         shown = Shown(terminal=True)
         shown.screen.show_status("run\x1bning")
         progress = Data('{"type":"progress","done":3,"total":10}')
@@ -262,7 +262,7 @@ class BrokenStreamTests(SynchronousTestCase):
         screen.print_text("b" * 100_000)
         stream.close()  # writes what is buffered
 
-    def test_pipe_without_reader_is_told_from_a_full_disk(self) -> None:
+    def test_output_error_of_a_pipe_without_reader_is_a_broken_pipe(self) -> None:
         stream = self.stream()
         with self.assertRaises(OutputError) as caught:
             Screen(stream, Stream(False), False).show_event(Text("a" * 1_000_000))

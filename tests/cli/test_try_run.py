@@ -43,7 +43,7 @@ from tests.fakes.world import World, make_request
 
 
 class UsageTests(SynchronousTestCase):
-    def test_usage_has_what_the_machine_can_measure(self) -> None:
+    def test_usage_line_omits_what_was_not_measured(self) -> None:
         self.assertEqual(
             describe_usage(ResourceUsage(0.5, 3 * 2**20), 1.239, 2**29),
             "used 1.24 s, 0.50 s of processor time, 3 MiB of memory",
@@ -98,13 +98,13 @@ class WorkingTreeTests(SynchronousTestCase):
         )
         self.assertTrue((tree / "inner" / ".git").is_dir())
 
-    def test_too_large_tree_is_refused_before_it_is_copied_whole(self) -> None:
+    def test_working_tree_over_a_limit_is_refused(self) -> None:
         for limits in ({"files": 3}, {"size": 500}):
             error = self.assertRaises(EvaluationFailure, self.copy, **limits)
             self.assertEqual(error.reason, "repository")
             shutil.rmtree(self.base / "place")
 
-    def test_what_cannot_be_copied_is_named(self) -> None:
+    def test_error_names_the_path_that_cannot_be_copied(self) -> None:
         def copy(source: Path, target: Path) -> None:
             raise PermissionError(13, "Permission denied", str(source))
 
@@ -151,7 +151,7 @@ class WatchTests(SynchronousTestCase):
 
 
 class UploadTests(SynchronousTestCase):
-    def test_upload_lies_where_the_daemon_would_put_it(self) -> None:
+    def test_upload_has_the_directories_and_names_of_the_daemon(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         (folder / "a b.py").write_bytes(b"\xff")
@@ -208,7 +208,7 @@ class PagesTests(SynchronousTestCase):
         self.assertTrue(self.evaluation.cleanup_event.is_set)
         self.assertEqual(self.events.log.begin_cursor, self.events.log.end_cursor)
 
-    def test_pages_are_complete_beyond_the_buffer_and_despite_cancellations(self) -> None:
+    def test_cancellations_lose_no_event_of_a_full_buffer(self) -> None:
         reading = Deferred.fromCoroutine(self.read())
         self.print()
         for _ in range(2):
@@ -220,7 +220,7 @@ class PagesTests(SynchronousTestCase):
         self.successResultOf(reading)
         self.check_whole()
 
-    def test_events_that_have_left_memory_are_read_again(self) -> None:
+    def test_evicted_events_are_read_from_the_disk(self) -> None:
         self.patch(core_events, "MIN_SEGMENT_BYTES", 500)
         self.patch(core_events, "MAX_SEGMENT_BYTES", 500)
         self.print()

@@ -57,7 +57,7 @@ class RetryAfterTests(SynchronousTestCase):
             st.binary(), st.from_regex(r"[A-Z]{3}, [0-9]+ (Jan|Feb) [0-9]+ [0-9:]+ ?[0-9A-Z+-]*")
         )
     )
-    def test_any_value_is_a_number_of_seconds(self, value: str | bytes) -> None:
+    def test_any_retry_after_header_becomes_0_or_more_seconds(self, value: str | bytes) -> None:
         header = value if isinstance(value, bytes) else value.encode()
         assert parse_retry_after(header, 0) >= 0
 
@@ -78,7 +78,7 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual(backoff.draw_delay(1, 0.5, -10), 2)
 
     @given(BACKOFFS, st.integers(1, 5000), CHANCES, st.floats(-1e12, 1e12))
-    def test_delay_is_drawn_until_attempts_or_the_longest_retry_after_are_exceeded(
+    def test_delay_is_in_its_range_or_none_after_the_last_attempt(
         self, backoff: Backoff, made: int, chance: float, asked: float
     ) -> None:
         delay = backoff.draw_delay(made, chance, asked)

@@ -8,7 +8,7 @@ from tests.cases.scripts import load_script
 
 
 class DocumentTests(SynchronousTestCase):
-    def test_types_are_those_of_the_description_of_the_api(self) -> None:
+    def test_type_files_equal_those_generated_from_the_api_description(self) -> None:
         script = load_script("document_types")
         for language in (script.PYTHON, script.TYPESCRIPT):
             expected = script.Types(language).write()

@@ -35,14 +35,14 @@ def parse(kind: str, payload: str) -> Event:
 class EventTests(SynchronousTestCase):
     """Events."""
 
-    def test_data_keeps_its_text_and_has_a_value(self) -> None:
+    def test_data_event_has_the_raw_json_and_the_parsed_payload(self) -> None:
         for raw_json in ("1.50", '{"a": [ 1e2, "\\u00e9" ]}', "9" * 400, "null", '"x"'):
             event = parse("data", raw_json)
             self.assertEqual(event, Data(raw_json))
             assert isinstance(event, Data)
             self.assertEqual(event.payload, json.loads(raw_json))
 
-    def test_only_a_broken_block_lets_the_evaluation_go_on(self) -> None:
+    def test_error_event_is_a_failure_unless_its_reason_is_protocol(self) -> None:
         for reason, final in (("protocol", False), ("timeout", True), ("exit", True)):
             payload = {"type": "evaluation_error", "reason": reason, "message": "x"}
             event = parse("data", json.dumps(payload))
@@ -78,7 +78,7 @@ class EventTests(SynchronousTestCase):
             for frames in (0, 200, 400):
                 at(frames)
 
-    def test_unbalanced_nesting_is_no_page(self) -> None:
+    def test_page_with_unbalanced_brackets_is_refused(self) -> None:
         for body in (b"[" * 5000, b"]" * 5000 + b"[" * 5000, page(("data", "[" * 5000 + "}"))):
             self.assertRaises(ValueError, parse_page, body, None)
 
@@ -142,7 +142,7 @@ class PageTests(SynchronousTestCase):
             self.assertEqual([event.cursor for event in found.events], expected)
             self.assertEqual((found.begin, found.end), (begin, end))
 
-    def test_cursor_has_the_part_of_the_server_and_a_count_of_events(self) -> None:
+    def test_cursor_is_split_into_server_cursor_and_event_count(self) -> None:
         for cursor, parts in (
             (None, (None, 0)),
             ("", (None, 0)),

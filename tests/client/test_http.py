@@ -107,7 +107,7 @@ OTHER_SERVER = "is it a tawebeval server? Check https:// and the path of the URL
 class RefusalTests(SynchronousTestCase):
     """`build_refusal`."""
 
-    def test_status_chooses_the_exception_and_the_server_its_words(self) -> None:
+    def test_status_sets_the_exception_and_the_body_its_message(self) -> None:
         for status, body, kind, words in (
             (301, b"", Refused, f"301 Moved Permanently without an explanation; {OTHER_SERVER}"),
             (400, b'{"message": "no"}', InvalidRequest, "no"),
@@ -174,7 +174,7 @@ class FormTests(SynchronousTestCase):
         self.folder = Path(self.mktemp())
         self.folder.mkdir()
 
-    def test_each_kind_of_content_has_its_form(self) -> None:
+    def test_form_has_the_name_filename_and_content_of_each_part(self) -> None:
         file = self.folder / "my prog.py"
         file.write_bytes(b"y" * 200_000)
         form = SubmissionForm(

@@ -45,7 +45,7 @@ from tests.fakes.world import EPOCH
 class EvaluateTests(ClientTestCase):
     """`Client.evaluate`."""
 
-    def test_lost_answers_begin_one_evaluation(self) -> None:
+    def test_request_repeated_after_lost_responses_begins_one_evaluation(self) -> None:
         self.line.fail_once(*(Fate.BUSY, Fate.LOST, Fate.REFUSED, Fate.CUT, Fate.GATEWAY))
         identifier = self.line.begin(submission={"source": Path(__file__)})
         self.assertEqual(len(self.line.service.world.spawn.children), 1)
@@ -149,7 +149,7 @@ class EventsTests(ClientTestCase):
 class OtherTests(ClientTestCase):
     """Status, cancelling, lists, tokens, URLs."""
 
-    def test_cancelling_waits_for_minutes_until_all_that_was_printed_is_read(self) -> None:
+    def test_cancel_request_has_a_timeout_of_600_seconds(self) -> None:
         (request,), _ = play(
             operations.cancel(SteppingClient("http://a"), "x"), Response(204, {}, b"")
         )
@@ -161,7 +161,7 @@ class OtherTests(ClientTestCase):
         found = self.line.wait(gathered(self.line.client.evaluations()))
         self.assertEqual([one["evaluation_id"] for one in found], made)
 
-    def test_problems_are_listed_submitted_for_and_filter_lists(self) -> None:
+    def test_client_lists_problems_submits_for_one_and_filters_by_it(self) -> None:
         problem = ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)
         problems = {f"p{number:03}": problem for number in range(150)}
         self.line.service.registry.context.configuration = Configuration(problems=problems)
@@ -488,7 +488,7 @@ class StepTests(SynchronousTestCase):
         _, result = play(operations.problem(client, "x"), json_response("{}", 404))
         self.assertIsInstance(result, InvalidRequest)
 
-    def test_answers_of_other_servers_are_errors_at_once(self) -> None:
+    def test_response_of_another_kind_of_server_is_an_error_without_retry(self) -> None:
         client = self.client
         for operation, response, words in (
             (operations.status(client, "x"), json_response("{}"), "required field `state`"),
@@ -554,7 +554,7 @@ class StepTests(SynchronousTestCase):
         _, result = play(operations.problems(self.client), *parts)
         self.assertIn("the cursor '1' comes twice in a list", str(result))
 
-    def test_standings_are_read_of_each_caller_and_problem_once(self) -> None:
+    def test_standing_in_two_parts_of_the_list_is_returned_once(self) -> None:
         best = '{"evaluation_id":"x","state":"queued","created":"2026-11-20T20:07:08Z"}'
         one, two = (f'{{"caller":"{name}","problem":"p","best":{best}}}' for name in ("a", "b"))
         steps, found = play(
@@ -566,7 +566,7 @@ class StepTests(SynchronousTestCase):
         sent = [step.url.partition("?")[2] for step in steps if isinstance(step, HttpRequest)]
         self.assertEqual(sent, ["problem=p&caller=c", "after=1&problem=p&caller=c"])
 
-    def test_entry_that_comes_in_two_parts_of_a_list_is_told_once(self) -> None:
+    def test_evaluation_in_two_parts_of_the_list_is_returned_once(self) -> None:
         entry = '{"evaluation_id":"x","state":"running","created":"2026-11-20T20:07:08Z"}'
         parts = [json_response(f'{{"end":{end},"data":[{entry}]}}') for end in ('"1"', "null")]
         listed = list[Any]()

@@ -75,7 +75,7 @@ results = st.lists(
 
 
 class ShareTests(SynchronousTestCase):
-    def test_share_is_that_of_the_points_or_else_of_cases_and_goals(self) -> None:
+    def test_share_is_computed_from_points_or_without_points_from_cases_and_goals(self) -> None:
         for values, share in (
             ([], 0),
             ([score(30, maximum=120)], 0.25),
@@ -95,7 +95,7 @@ class ShareTests(SynchronousTestCase):
 
 
 class ResultSummaryTests(SynchronousTestCase):
-    def test_first_value_that_does_not_count_is_described(self) -> None:
+    def test_first_malformed_result_is_described(self) -> None:
         begin = 'a value of the type "{}" does not count as a result: '
         long = "x" * 50
         for value, words in (
@@ -140,12 +140,12 @@ class ResultSummaryTests(SynchronousTestCase):
         deep = describe(wrong + b', "deep": ' + b"[" * 5000 + b"]" * 5000 + b"}")
         self.assertIn(deep, ("", describe(wrong + b"}")))
 
-    def test_ten_verdicts_and_no_other(self) -> None:
+    def test_only_the_ten_verdicts_are_counted(self) -> None:
         cases = [{"type": "case", "case": "", "verdict": one} for one in (*VERDICTS, "ok", None)]
         self.assertEqual(sum_up(*cases), {**EMPTY, "cases": dict.fromkeys(VERDICTS, 1)})
         self.assertEqual(len(VERDICTS), 10)
 
-    def test_numbers_of_a_score_are_whole_where_they_are(self) -> None:
+    def test_score_without_a_fraction_is_an_integer(self) -> None:
         for written, shown in (
             *(("1e3", 1000), ("0.5", 0.5), ("-0.0", 0), ("1e-999", 0), (2**53, 2**53)),
             *((-3, -3), ("1E-7", 1e-7)),
@@ -156,7 +156,7 @@ class ResultSummaryTests(SynchronousTestCase):
             sum_up(score(1, maximum="null")), {**EMPTY, "score": {"score": 1, "maximum": None}}
         )
 
-    def test_value_of_another_form_is_not_counted(self) -> None:
+    def test_malformed_result_is_not_counted(self) -> None:
         for value in (
             *(b"1", b"[]", b"{}", b'"type"', b'{"type":"score"}'),
             b'{"type":"sc\\u006fre","score":1}',
@@ -177,7 +177,7 @@ class ResultSummaryTests(SynchronousTestCase):
         ):
             self.assertIsNone(sum_up(value), value)
 
-    def test_member_may_be_nested_so_deeply_that_msgspec_gives_up(self) -> None:
+    def test_result_nested_5000_levels_deep_raises_nothing(self) -> None:
         found = sum_up(score(1, deep="[" * 5000 + "]" * 5000))
         self.assertIn(found, (None, sum_up(score(1))))
 
@@ -185,17 +185,17 @@ class ResultSummaryTests(SynchronousTestCase):
         value = b'{ "x":[{"type":"case"}],\t"score" : 3 ,"type"\t: \r"score" }'
         self.assertEqual(sum_up(value), {**EMPTY, "score": {"score": 3, "maximum": None}})
 
-    def test_smallest_result_has_the_least_size_and_all_have_the_member(self) -> None:
+    def test_min_result_bytes_is_the_length_of_the_shortest_result(self) -> None:
         self.assertEqual(MIN_RESULT_BYTES, len(b'{"type":"score","score":1}'))
         shortest = b'{"type":"case","case":"","verdict":"partial"}'
         self.assertIn(TYPE_KEY_JSON, shortest)
         self.assertGreater(len(shortest), MIN_RESULT_BYTES)
 
-    def test_names_of_goals_are_any_strings_and_come_back_as_they_are(self) -> None:
+    def test_any_goal_name_is_in_the_summary_unchanged(self) -> None:
         names = ["", "\0", "😀", "é" * 1000, '"\\', "\u2028"]
         self.assertEqual(sum_up(*map(goal, names)), {**EMPTY, "goals": dict.fromkeys(names, True)})
 
-    def test_beyond_a_number_of_goals_each_value_is_counted_as_omitted(self) -> None:
+    def test_goals_beyond_the_maximum_number_are_counted_as_omitted(self) -> None:
         goals = [goal(str(number)) for number in range(10 * MAX_GOALS)]
         summary = sum_up(*goals, goal("0", False), goals[-1])
         assert summary is not None
@@ -203,7 +203,7 @@ class ResultSummaryTests(SynchronousTestCase):
         self.assertEqual(summary["goals_omitted"], 9 * MAX_GOALS + 1)
         self.assertIs(summary["goals"]["0"], False)
 
-    def test_beyond_the_bytes_of_all_names_values_are_omitted(self) -> None:
+    def test_goals_beyond_the_bytes_of_goal_names_are_counted_as_omitted(self) -> None:
         longest = "x" * (MAX_GOAL_NAMES_BYTES - 2 - 3)
         for names, kept in (
             (["x" * (MAX_GOAL_NAMES_BYTES - 1)], []),
@@ -235,7 +235,7 @@ class ResultSummaryTests(SynchronousTestCase):
         self.assertLess(taken, 20 * 1024)
 
     @given(results)
-    def test_summary_equals_that_of_a_client_that_reads_all_values(self, values: list[Any]) -> None:
+    def test_summary_equals_one_computed_from_the_decoded_values(self, values: list[Any]) -> None:
         expected: dict[str, Any] = {**EMPTY, "goals": {}, "cases": {}}
         for value in values:
             match value:
@@ -250,7 +250,7 @@ class ResultSummaryTests(SynchronousTestCase):
 
 class PackingTests(SynchronousTestCase):
     @given(results, results)
-    def test_unpacked_summary_goes_on_as_the_packed_one(
+    def test_unpacked_summary_counts_later_values_like_the_original(
         self, before: list[Any], after: list[Any]
     ) -> None:
         first = ResultSummary()

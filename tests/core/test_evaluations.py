@@ -52,7 +52,7 @@ class TransitionTests(SynchronousTestCase):
                     with self.assertRaisesRegex(IllegalTransition, state.value):
                         check_transition(state, following)
 
-    def test_documented_states_are_those_of_the_table(self) -> None:
+    def test_documented_states_and_transitions_equal_the_transition_table(self) -> None:
         section = API.read_text("utf-8").partition("### States")[2]
         rows = re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section.partition("\n#")[0], re.M)
         shown = {name: set(re.findall(r"`(\w+)`", following)) for name, following in rows}
@@ -187,7 +187,7 @@ class IssuedTests(SynchronousTestCase):
         self.assertNotIn(repr(KEY)[2:-1], repr(IdentifierIssuer(KEY, os.urandom)))
 
     @given(draws, st.text(max_size=5), st.text(max_size=5))
-    def test_identifier_of_another_caller_is_like_one_never_issued(
+    def test_identifier_is_recognised_only_for_the_caller_it_was_issued_to(
         self, drawn: bytes, caller: str, other: str
     ) -> None:
         identities = IdentifierIssuer(KEY, repeating(drawn))
@@ -295,7 +295,7 @@ class JointListTests(SynchronousTestCase):
             self.assertTrue(before[name] <= len(own) <= len(daemon.created))
 
     @given(st.lists(st.lists(st.integers(0, 99).map("{:02}".format)), max_size=3))
-    def test_entries_of_a_part_are_ordered_by_time(self, times: list[list[str]]) -> None:
+    def test_merged_entries_are_ordered_by_time(self, times: list[list[str]]) -> None:
         parts = {
             name: make_list_page(None, [{"created": each} for each in sorted(created)])
             for name, created in zip(NAMES, times, strict=False)

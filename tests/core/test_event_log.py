@@ -54,7 +54,7 @@ def to_ms(seconds: float) -> str:
 
 
 class TimeTests(SynchronousTestCase):
-    def test_apart_from_its_time_an_event_stays_as_it_is_byte_by_byte(self) -> None:
+    def test_adding_a_time_changes_no_other_byte_of_an_event(self) -> None:
         ring = EventRing()
         batch = encode_data_event(b'{"a" : 1.50}') + encode_text_events(b'}\n"}\n')
         ring.append_batch(batch, 1)
@@ -125,7 +125,7 @@ def filled(*counts: int) -> EventRing:
 
 
 class AppendTests(SynchronousTestCase):
-    def test_small_batches_are_put_together(self) -> None:
+    def test_small_batches_are_merged(self) -> None:
         ring = filled(*[1] * 1000)
         self.assertEqual(ring.read_events(0, PLENTY), numbers(0, 1000))
         self.assertLess(len(ring.batches), 10)
@@ -139,7 +139,7 @@ class ReadTests(SynchronousTestCase):
                 self.assertEqual(ring.read_events(0, limit), numbers(0, min(count, 6)))
                 self.assertEqual(ring.read_events(2, limit), numbers(2, min(count, 4)))
 
-    def test_read_cuts_a_large_batch_at_both_ends_unless_a_part_were_small(self) -> None:
+    def test_read_splits_a_batch_at_the_ends_of_the_page_unless_a_part_is_small(self) -> None:
         page = 300 * LINE  # some 9 KiB
         for first, end, counts in (
             (0, 1000, [300, 700]),
@@ -210,7 +210,7 @@ class LogTests(SynchronousTestCase):
         timed = self.log.read_events(3, PLENTY, str)
         self.assertEqual(timed.lines, number(3).lines.replace(b"}\n", b',"time":"4.0"}\n'))
 
-    def test_only_the_newest_segment_ends_and_only_once(self) -> None:
+    def test_segment_can_end_only_with_enough_bytes_and_once(self) -> None:
         self.assertEqual(self.log.read_events(0, PLENTY, str), EMPTY_BATCH)
         self.log.append_batch(EMPTY_BATCH, 0)
         self.assertFalse(self.log.segments or self.log.can_end_segment)
@@ -264,7 +264,7 @@ class MemoryTests(SynchronousTestCase):
         self.assertRaises(EventsEvicted, logs[1].read_events, 0, PLENTY)
         self.assertEqual(logs[0].read_events(0, PLENTY), number(0))
 
-    def test_caller_that_has_most_loses_its_segments_whoever_reads(self) -> None:
+    def test_segments_of_the_caller_with_most_memory_are_evicted_first(self) -> None:
         memory = EventMemory(400)
         greedy = [EventLog(memory, caller="alice") for _ in range(9)]
         modest = EventLog(memory, caller="bob")
@@ -277,14 +277,14 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual(modest.read_events(0, PLENTY), number(0))
         self.assertEqual(dict(memory.share.used_by_caller), {"alice": 300, "bob": 100})
 
-    def test_newest_segments_stay(self) -> None:
+    def test_newest_segment_is_not_evicted_without_memory(self) -> None:
         memory = EventMemory(0)
         log = EventLog(memory)
         log.append_batch(number(0), 0)
         log.append_batch(number(1), 0)
         self.assertEqual(log.read_events(0, PLENTY).count, 2)
 
-    def test_caller_whose_newest_segments_leave_has_room_again(self) -> None:
+    def test_discarded_log_frees_the_quota_of_newest_events(self) -> None:
         told: list[bool] = []
         memory = EventMemory(400)
         memory.fixed_share.on_quota_freed = lambda: told.append(
@@ -395,7 +395,7 @@ class PageTests(SynchronousTestCase):
             page = self.check(log_of(*payloads, closed=closed), after, expected_end, list(data))
             self.assertIs(page.is_last_page, closed)
 
-    def test_page_after_the_dummy_end_is_empty_and_ends_at_null(self) -> None:
+    def test_empty_last_page_begins_at_the_all_received_cursor_and_ends_at_null(self) -> None:
         page = make_empty_last_page()
         self.assertEqual(
             json.loads(page.encode_json()), {"begin": ALL_RECEIVED_CURSOR, "end": None, "data": []}
@@ -421,7 +421,7 @@ class PageTests(SynchronousTestCase):
 
 
 class CursorTests(SynchronousTestCase):
-    def test_cursor_is_given_back_exactly_as_it_came(self) -> None:
+    def test_valid_cursor_is_parsed_unchanged_and_an_empty_one_as_none(self) -> None:
         for after in ("0", "1", "10", "9" * 18, ALL_RECEIVED_CURSOR, None):
             self.assertEqual(parse_cursor(after), after)
         self.assertIs(parse_cursor(""), None)
@@ -446,7 +446,7 @@ class CursorTests(SynchronousTestCase):
 
 
 class NewsTests(SynchronousTestCase):
-    def test_page_with_events_or_the_end_is_worth_an_answer(self) -> None:
+    def test_page_has_news_if_it_has_events_or_is_the_last(self) -> None:
         for page, news in (
             (EventPage("7", "7", EMPTY_BATCH), False),
             (EventPage("7", "8", EventBatch(1, b"1\n")), True),

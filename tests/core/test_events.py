@@ -59,7 +59,7 @@ class TextTests(SynchronousTestCase):
         self.check("a", "\n\n\n", "\n\na\n\n\nb\n\n", "\x7f", "\n\x7f\n\na\x7f\n", '"}\n')
         self.check(f"{quoted}\n{quoted}")
 
-    def test_text_with_each_character_used_as_terminator_stand_in_is_exact(self) -> None:
+    def test_text_with_the_placeholder_characters_of_terminators_is_encoded_exactly(self) -> None:
         codes = (*range(0xFDD0, 0xFDF0), *range(0x10000, 0x11000))
         self.check("a\n\x7f" + "".join(map(chr, codes)) + "\n\nb")
 
@@ -72,26 +72,26 @@ class TextTests(SynchronousTestCase):
                 self.assertTrue(has_blank_line(b"\n".join(blank)))
 
     @given(st.one_of(texts, st.binary(max_size=30)))
-    def test_any_bytes_are_encoded_and_counted_by_the_rule(self, block: bytes) -> None:
+    def test_any_bytes_become_the_text_events_of_the_reference(self, block: bytes) -> None:
         assert decode(encode_text_events(block)) == text_events(block)
 
 
 class DataTests(SynchronousTestCase):
-    def test_value_stands_in_its_event_exactly_as_it_was_written(self) -> None:
+    def test_data_event_has_the_bytes_of_the_value_unchanged(self) -> None:
         self.assertEqual(
             encode_data_event(b'{"a" : 1.0}'),
             EventBatch(1, b'{"type":"data","payload":{"a" : 1.0}}\n'),
         )
 
     @given(st.text(), st.text(), st.binary())
-    def test_file_comes_back_with_its_name_its_type_and_every_byte(
+    def test_encoded_file_event_decodes_to_the_same_name_type_and_content(
         self, filename: str, content_type: str, content: bytes
     ) -> None:
         batch = encode_file_event(filename, content_type, content)
         self.assertEqual(classify(decode(batch)), [PrintedFile(filename, content_type, content)])
 
     @given(st.binary())
-    def test_size_of_a_files_event_is_known_before_it_is_made(self, content: bytes) -> None:
+    def test_computed_base64_size_equals_the_encoded_content(self, content: bytes) -> None:
         [payload] = decode(encode_file_event("", "", content))
         [nothing] = decode(encode_file_event("", "", b""))
         assert len(payload) - len(nothing) == compute_base64_size(len(content))
@@ -228,7 +228,7 @@ class MessageTests(SynchronousTestCase):
 
 
 class LineTests(SynchronousTestCase):
-    def test_stream_of_lines_has_events_only_and_is_not_copied(self) -> None:
+    def test_json_lines_stream_is_the_batch_itself_without_heartbeats(self) -> None:
         batch = encode_data_event(b"1")
         self.assertIs(JSON_LINES.encode_events(7, batch), batch.lines)
         for framing in (JSON_LINES, WEBSOCKET_MESSAGES):

@@ -37,7 +37,7 @@ def parse(block: bytes, limit: int = LIMIT) -> PrintedFile | FileReference:
 
 
 class FeedTests(SynchronousTestCase):
-    def test_what_follows_the_end_markers_line_is_given_back_byte_for_byte(self) -> None:
+    def test_feed_returns_the_bytes_after_the_line_of_the_end_marker(self) -> None:
         for rest in (b"", b"x", b"\n", b"\n~FE\n", b"~FE\n"):
             self.assertEqual(FileBlock(END, LIMIT).feed(b"\nbody\n~FE\n" + rest), rest)
 
@@ -203,7 +203,7 @@ class ReferenceTests(SynchronousTestCase):
             )
         self.check_headers("Content-Disposition: a; filename*0=x; filename*1=y")
 
-    def test_path_without_a_name_in_the_headers_ends_in_a_valid_name(self) -> None:
+    def test_path_in_the_body_gives_the_file_name_of_the_reference(self) -> None:
         for path in (b"", b"/", b"dir/", b"dir/..", b".", b"a\0b", b"a\xff", b"x" * 300, b"d/a"):
             self.check(b"X-SEGI-As: path\n\n" + path)
         self.check_headers("X-SEGI-As: ", "X-SEGI-As: content, path", "X-SEGI-As: Path ")

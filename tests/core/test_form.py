@@ -111,7 +111,7 @@ class PresetTests(SynchronousTestCase):
 
 
 class ListTests(SynchronousTestCase):
-    def test_listed_fields_are_parsed_to_the_same_request(self) -> None:
+    def test_fields_built_from_a_request_parse_to_the_same_request(self) -> None:
         every = {
             "repository[branch]": "main",
             "repository[depth]": "2",
@@ -142,7 +142,7 @@ class ListTests(SynchronousTestCase):
 
 
 class SubmissionTests(SynchronousTestCase):
-    def test_part_is_a_file_with_a_base_name_or_a_text_called_name_txt(self) -> None:
+    def test_submission_part_is_named_by_its_base_name_or_as_text_by_the_field(self) -> None:
         long = "a" * 251
         for name, filename, expected in (
             ("a", "x", "x"),
@@ -182,12 +182,12 @@ class SubmissionTests(SynchronousTestCase):
 
 
 class FormTests(Tables):
-    def test_four_fields_are_enough(self) -> None:
+    def test_url_commit_command_and_submission_are_enough(self) -> None:
         repository = Repository("https://host/x.git", None, None)
         expected = EvaluationRequest(repository, OID, "", "./run", None, SUBMISSION)
         self.assertEqual(parse(), expected)
 
-    def test_every_field_has_its_place(self) -> None:
+    def test_each_field_sets_its_member_of_the_request(self) -> None:
         fields = {
             "repository[url]": "ssh://git@host/x",
             "repository[branch]": "main",
@@ -223,7 +223,7 @@ class FormTests(Tables):
         with self.assertRaisesRegex(InvalidField, "'jav' here; allowed: default, java, rust"):
             parse_form(form, SUBMISSION, ALL, RANGES, ["java", "rust"])
 
-    def test_three_fields_are_required_and_not_empty(self) -> None:
+    def test_url_commit_and_command_are_required_and_not_empty(self) -> None:
         for field in LEAST:
             self.check_refused(field, None, words="required")
             self.check_refused(field, "", " ", "\t\n", words="empty")
@@ -279,7 +279,7 @@ class SeedTests(SynchronousTestCase):
 
 
 class DirectoryTests(Tables):
-    def test_directory_is_kept_in_its_shortest_form(self) -> None:
+    def test_directory_is_normalized(self) -> None:
         for text, directory in (
             ("a", "a"), ("a/b", "a/b"), ("a/b/", "a/b"), ("./a//b/.", "a/b"), (".", ""),
             ("./", ""), ("...", "..."), ("a..b/..c", "a..b/..c"), ("a\\..\\b", "a\\..\\b"),
@@ -438,7 +438,7 @@ class UrlTests(Tables):
             st.from_regex(r"(ssh|https)://[-@a:/?#]{0,9}", fullmatch=True),
         )
     )
-    def test_accepted_url_is_one_line_no_option_and_no_helper(self, url: str) -> None:
+    def test_accepted_url_has_no_control_character_option_or_remote_helper(self, url: str) -> None:
         try:
             accepted = parse({"repository[url]": url}).repository.url
         except InvalidField:
@@ -463,7 +463,7 @@ class CallbackTests(Tables):
         ):  # fmt: skip
             self.assertEqual(parse({"callback_url": url}).callback_url, url)
 
-    def test_doubtful_urls_are_refused(self) -> None:
+    def test_malformed_and_ambiguous_urls_are_refused(self) -> None:
         self.check_refused(
             "callback_url",
             "x", "/x", "host/x", "ftp://host/", "HTTP://host/", "https:/host", "https://",
@@ -477,7 +477,7 @@ class CallbackTests(Tables):
             "https://host/[x]", "https://host/%zz", "https://host/%", "https://host/?%4",
         )  # fmt: skip
 
-    def test_credentials_are_not_repeated(self) -> None:
+    def test_error_about_credentials_in_the_url_omits_the_password(self) -> None:
         error = self.assertRaises(InvalidField, parse, {"callback_url": "https://a:secret@h/"})
         self.assertIn("credentials", error.detail)
         self.assertNotIn("secret", error.detail)
@@ -488,7 +488,9 @@ class CallbackTests(Tables):
             st.from_regex(r"https?://[-a.:\[\]0-9@]{1,9}[/?#%\[\] -~]{0,9}", fullmatch=True),
         )
     )
-    def test_accepted_url_has_the_same_host_for_other_parsers(self, url: str) -> None:
+    def test_accepted_url_has_the_same_host_and_port_in_the_parser_of_twisted(
+        self, url: str
+    ) -> None:
         try:
             accepted = parse({"callback_url": url}).callback_url
         except InvalidField:
@@ -515,7 +517,7 @@ class CallbackTests(Tables):
 
 
 class LimitTests(Tables):
-    def test_only_the_limits_that_the_form_has_are_chosen(self) -> None:
+    def test_request_has_only_the_limits_that_the_form_has(self) -> None:
         self.assertEqual(parse().limits, {})
         form = {"limits[memory]": "64K", "limits[cpu]": "", "limits[wall_clock]": "20"}
         self.assertEqual(parse(form).limits, {"memory": 65536, "wall_clock": 20})
@@ -639,9 +641,7 @@ class BaseNameTests(SynchronousTestCase):
             self.assertRaises(ValueError, get_base_name, name)
 
     @given(file_names)
-    def test_whatever_passes_can_be_used_as_a_files_name_within_one_directory(
-        self, name: str
-    ) -> None:
+    def test_any_accepted_base_name_is_a_valid_file_name(self, name: str) -> None:
         try:
             base = get_base_name(name)
         except ValueError as error:

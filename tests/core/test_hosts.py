@@ -54,7 +54,7 @@ class TargetTests(SynchronousTestCase):
                 parse_server_address(url), ServerAddress(protocol, host, port, None), url
             )
 
-    def test_addresses_in_their_usual_form_are_known_as_such(self) -> None:
+    def test_ip_address_in_a_url_is_parsed_as_an_ip_address(self) -> None:
         for url, host in (
             ("http://127.0.0.1/x", "127.0.0.1"),
             ("http://[::1]/x", "::1"),
@@ -105,7 +105,9 @@ class PublicTests(SynchronousTestCase):
             self.assertEqual(is_public_address(ip_address(text)), text in PUBLIC, text)
 
     @given(st.ip_addresses(v=4))
-    def test_wrapped_address_is_as_public_as_the_one_in_it(self, address: object) -> None:
+    def test_mapped_or_translated_ipv6_address_is_public_like_its_ipv4_address(
+        self, address: object
+    ) -> None:
         inner = ip_address(str(address))
         for prefix in ("::ffff:0:0", "64:ff9b::"):
             wrapped = ip_address(int(ip_address(prefix)) | int(inner))
@@ -145,7 +147,7 @@ class PolicyTests(SynchronousTestCase):
         for text in ("127.0.0.1", "fc00::1", "fe80::1%eth0", "::ffff:127.0.0.1"):
             self.assertIn("private_networks", self.refused(policy, "http://h/", text))
 
-    def test_families_alternate_within_the_bound(self) -> None:
+    def test_at_most_four_addresses_are_chosen_with_alternating_families(self) -> None:
         target = ServerAddress("http", "h", 80, None)
         for addresses, expected in (
             (["8.8.8.8", "8.8.8.8"], ["8.8.8.8"]),
@@ -165,7 +167,7 @@ class PolicyTests(SynchronousTestCase):
         policy = HostPolicy(settings_section="callbacks")
         self.assertIn(" callbacks.private_networks", self.refused(policy, "http://10.0.0.1/"))
 
-    def test_names_are_matched_whole_or_below_a_domain(self) -> None:
+    def test_allowed_hosts_match_a_whole_name_or_names_below_a_domain(self) -> None:
         policy = HostPolicy(allowed_hosts=["a.org", "*.B.org"])
         for host, setting in (
             *(("a.org", ""), ("A.org", ""), ("c.b.org", ""), ("d.c.b.org", "")),
@@ -184,7 +186,7 @@ class RouteTests(SynchronousTestCase):
         addresses = list(map(ip_address, address.split()))
         self.assertEqual(resolve_git_remote(url, target, addresses), expected)
 
-    def test_curl_is_told_what_the_names_addresses_are(self) -> None:
+    def test_curl_gets_the_resolved_addresses_of_the_host(self) -> None:
         for address, text in (
             ("8.8.8.8", "8.8.8.8"),
             ("2606:4700::1 8.8.8.8", "[2606:4700::1],8.8.8.8"),
@@ -196,14 +198,14 @@ class RouteTests(SynchronousTestCase):
             }
             self.check("https://H/x", address, ResolvedGitRemote("https://H/x", environment))
 
-    def test_address_stands_in_the_url_and_the_server_is_told_the_name(self) -> None:
+    def test_url_of_git_protocol_has_the_address_and_the_host_name_is_sent(self) -> None:
         environment = {"GIT_OVERRIDE_VIRTUAL_HOST": "h:9418"}
         self.check(
             "git://h/x/y", "8.8.8.8", ResolvedGitRemote("git://8.8.8.8:9418/x/y", environment)
         )
         self.check("git://h/x", "2606::1", ResolvedGitRemote("git://[2606::1]:9418/x", environment))
 
-    def test_ssh_connects_to_the_address_and_looks_for_the_names_key(self) -> None:
+    def test_ssh_connects_to_the_address_and_checks_the_host_key_of_the_name(self) -> None:
         for url, alias in (("u@h:x", "h"), ("ssh://h:23/x", "'-oHostKeyAlias=[h]:23'")):
             command = self.ssh_command(url)
             self.assertIn(" -oHostName=8.8.8.8 ", command)
@@ -219,7 +221,7 @@ class RouteTests(SynchronousTestCase):
         found = resolve_git_remote(url, target, [ip_address("8.8.8.8")], list(options))
         return found.environment["GIT_SSH_COMMAND"]
 
-    def test_address_in_the_url_needs_nothing_else(self) -> None:
+    def test_url_with_an_address_is_not_changed(self) -> None:
         self.check("http://8.8.8.8/x", "8.8.8.8", ResolvedGitRemote("http://8.8.8.8/x"))
 
 
@@ -244,7 +246,9 @@ def with_port(address: str, port: str | None) -> str:
 
 class NodeTests(SynchronousTestCase):
     @given(OTHERS_MODE, PORTS)
-    def test_address_comes_through_whatever_its_port(self, address: str, port: str | None) -> None:
+    def test_forwarded_address_is_found_with_or_without_a_port(
+        self, address: str, port: str | None
+    ) -> None:
         self.assertEqual(PLAIN.find_client_address([with_port(address, port)]), address)
         self.assertEqual(PLAIN.find_client_address([address]), address)
 
@@ -285,7 +289,7 @@ class EmptyTests(SynchronousTestCase):
 
 class TrustTests(SynchronousTestCase):
     @given(WORDS, OTHERS_MODE, st.lists(PROXIES, max_size=3), st.integers(0, 4))
-    def test_address_that_a_client_claims_does_not_count(
+    def test_forwarded_address_before_that_of_the_client_is_ignored(
         self, word: str, client: str, proxies: list[str], cut: int
     ) -> None:
         said = [with_port(each, None) for each in (client, *proxies)]
@@ -307,7 +311,7 @@ class TrustTests(SynchronousTestCase):
         self.assertTrue(PLAIN.trusts_unix_sockets)
         self.assertFalse(TrustedProxies.parse(("::1",)).trusts_unix_sockets)
 
-    def test_networks_in_which_strangers_may_be_are_found(self) -> None:
+    def test_wide_and_public_networks_of_proxies_are_found(self) -> None:
         fine = ("192.0.2.1", "2001:db8::1", "10.0.0.0/8", "127.0.0.0/30", "fd00::/8")
         wide = ("0.0.0.0/0", "::/0", "10.0.0.0/7", "192.0.2.0/31", "2001:db8::/64")
         proxies = TrustedProxies.parse((*fine, UNIX_SOCKET_KEYWORD, *wide))
@@ -329,7 +333,7 @@ class GroupTests(SynchronousTestCase):
             self.assertEqual(compute_address_group(address), group)
 
     @given(st.ip_addresses())
-    def test_address_has_one_spelling_whichever_it_came_in(
+    def test_each_spelling_of_an_address_has_the_same_canonical_form(
         self, address: IPv4Address | IPv6Address
     ) -> None:
         name = canonicalize_address(address.exploded)

@@ -262,7 +262,7 @@ class FileBlockTests(Tables):
 class WantedFileTests(SynchronousTestCase):
     block = file_block(b"out/a.txt", "X-SEGI-As: path", "Content-Type: text/plain")
 
-    def test_what_stands_before_the_block_is_delivered_and_the_path_told(self) -> None:
+    def test_text_before_the_block_is_delivered_and_the_path_is_awaited(self) -> None:
         parser = SegiParser(MARKERS)
         self.assertIs(parser.awaited_file, None)
         self.assertEqual(decode(parser.feed(b"a\n" + self.block)), ["a"])
@@ -270,7 +270,7 @@ class WantedFileTests(SynchronousTestCase):
         self.assertEqual(parser.awaited_file.path, "out/a.txt")
         self.assertEqual(parser.awaited_file.filename, "a.txt")
 
-    def test_supplied_content_is_the_event_and_what_came_meanwhile_follows_in_order(self) -> None:
+    def test_supplied_content_becomes_the_file_event_before_later_events(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(self.block + b"b\n~DB\n1")
         self.assertEqual(decode(parser.feed(b"\n~DE\nc")), [])
@@ -305,7 +305,7 @@ class FlushTests(SynchronousTestCase):
             found.append(events + flushed)
         return found
 
-    def test_flush_delivers_what_is_text_whatever_follows(self) -> None:
+    def test_flush_delivers_only_what_cannot_become_a_marker_or_a_character(self) -> None:
         emoji = "😀".encode()
         for chunks, events in (
             ([b"a\nprogress 5", b"", b"0 %"], [["a", "\n", "progress 5"], [], ["0 %"]]),
@@ -321,9 +321,7 @@ class FlushTests(SynchronousTestCase):
             self.assertEqual(self.flush_after_each(*chunks), events)
 
     @given(st.lists(any_bytes, max_size=3))
-    def test_partial_line_is_there_if_and_only_if_a_flush_delivers_it(
-        self, chunks: list[bytes]
-    ) -> None:
+    def test_flush_without_a_partial_line_delivers_nothing(self, chunks: list[bytes]) -> None:
         parser = SegiParser(MARKERS)
         for chunk in chunks:
             parser.feed(chunk)
@@ -344,7 +342,7 @@ class LongLineTests(SynchronousTestCase):
             at_end = join_text(parse(stdout[2:-2], chunking))
             self.assertEqual(at_end, [line.decode("utf-8", "replace")])
 
-    def test_long_lines_of_any_bytes_come_through(self) -> None:
+    def test_long_lines_of_any_bytes_become_the_events_of_the_reference(self) -> None:
         for character in ("é", "€", "😀"):
             for shift in range(4):
                 self.check(b"x" * shift + (character * 100_000).encode()[:100_000])
@@ -356,7 +354,7 @@ class LongLineTests(SynchronousTestCase):
         # Or a step in a long line would come to no end.
         self.assertLess(segi._PIECE, min(segi._BLOCK, segi._SHORT, segi._NEAR))
 
-    def test_long_line_is_delivered_while_it_comes(self) -> None:
+    def test_long_line_is_delivered_before_its_end(self) -> None:
         parser = SegiParser(MARKERS)
         delivered = 0
         for count in range(1, 100):
@@ -375,7 +373,7 @@ def peak_of(action: Callable[[], object]) -> int:
 
 
 class MemoryTests(SynchronousTestCase):
-    def test_input_over_a_limit_is_not_kept(self) -> None:
+    def test_value_or_file_over_its_limit_takes_under_500_kb_of_memory(self) -> None:
         def feed(start: bytes) -> None:
             parser = SegiParser(MARKERS, max_value=1000, max_file=1000)
             parser.feed(start)
@@ -410,7 +408,7 @@ class MarkersTests(SynchronousTestCase):
         for number, marker in enumerate(markers.build_environment().values(), 1):
             self.assertIn((bytes([number]) * asked[0]).hex(), marker)
 
-    def test_parser_recognises_drawn_markers_as_it_does_short_ones(self) -> None:
+    def test_parser_recognises_generated_markers(self) -> None:
         markers = Markers.generate(os.urandom)
         blocks = b"%b\n1\n%b\n" % (markers.data_begin, markers.data_end)
         blocks += b"%b\n\nx\n%b\n" % (markers.file_begin, markers.file_end)
@@ -456,13 +454,13 @@ class SmallStepTests(SynchronousTestCase):
             self.patch(segi, name, size)
 
     @given(stdouts, chunkings, st.integers(0, 3))
-    def test_events_do_not_depend_on_steps_and_turns(
+    def test_small_steps_produce_the_events_of_the_reference(
         self, stdout: bytes, chunking: list[Chunk], late: int
     ) -> None:
         check_reference(stdout, chunking, late)
 
     @given(outputs, places, places)
-    def test_events_depend_on_flushes_and_not_on_reads(
+    def test_sizes_of_reads_do_not_change_the_events(
         self, stdout: bytes, reads: set[int], flushes: set[int]
     ) -> None:
         assert parse_reads(stdout, reads, flushes) == parse_reads(stdout, set(), flushes)
@@ -483,7 +481,7 @@ class ReservedTests(SynchronousTestCase):
 
 
 class ToolsTests(SynchronousTestCase):
-    def test_tools_come_after_the_operators_programs(self) -> None:
+    def test_tools_are_at_the_end_of_path(self) -> None:
         for configured, path in (
             ({"PATH": "/opt/bin"}, "/opt/bin"),
             ({}, "/usr/local/bin:/usr/bin:/bin"),
@@ -509,7 +507,7 @@ def decoded(data: bytes) -> str:
 
 
 class CompleteTests(SynchronousTestCase):
-    def test_only_a_character_that_may_yet_be_completed_waits(self) -> None:
+    def test_only_an_incomplete_character_at_the_end_is_cut_off(self) -> None:
         for data, length in (
             (b"", 0),
             (b"a", 1),
@@ -535,7 +533,9 @@ class PiecesTests(SynchronousTestCase):
         self.assertEqual(list(split_long_lines(b"a\nabcdef\nb", 5)), [b"a\nabcde", b"f\nb"])
 
     @given(some_bytes, st.integers(4, 9))
-    def test_pieces_are_the_block_within_the_limit(self, block: bytes, limit: int) -> None:
+    def test_joined_pieces_equal_the_block_and_no_line_exceeds_the_limit(
+        self, block: bytes, limit: int
+    ) -> None:
         cut = list(split_long_lines(block, limit))
         assert b"".join(cut) == block
         assert "".join(map(decoded, cut)) == decoded(block)

@@ -157,7 +157,7 @@ class SmallStepTests(SynchronousTestCase):
             self.patch(segi, name, size)
 
     @given(outputs, calls, calls)
-    def test_resumed_parser_cannot_be_told_from_the_first_one(
+    def test_resumed_parser_returns_the_same_events_as_the_first_one(
         self, stdout: bytes, before: list[Call], after: list[Call]
     ) -> None:
         check_same_calls(stdout, before, after)

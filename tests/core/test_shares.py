@@ -42,7 +42,7 @@ class ShareTests(SynchronousTestCase):
         self.share.take_within_quota(1, "carol")
         self.assertEqual(self.share.list_callers(), ["bob", "alice", "carol"])
 
-    def test_excess_of_a_caller_leaves_others_their_room(self) -> None:
+    def test_caller_over_its_quota_leaves_other_callers_their_quota(self) -> None:
         self.share.take(90, "alice")
         self.refuse(CallerQuotaExceeded, 1, "alice")
         self.share.take_within_quota(40, "bob")
@@ -63,7 +63,7 @@ class ShareTests(SynchronousTestCase):
         self.share.take_within_quota(100, "alice")
         self.refuse(ServerBusy, 1, "alice")
 
-    def test_room_is_made_by_the_caller_first_and_then_by_all(self) -> None:
+    def test_make_room_is_called_for_the_caller_first_and_then_for_all(self) -> None:
         asked: list[tuple[int, str | None]] = []
 
         def make_room(amount: int, caller: str | None) -> bool:
@@ -82,7 +82,7 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(asked, [(3, "alice"), (2, "bob"), (5, None)])
         self.assertEqual(dict(self.share.used_by_caller), {"alice": 35, "bob": 40, "carol": 25})
 
-    def test_callers_that_have_nothing_are_not_kept(self) -> None:
+    def test_caller_that_has_given_back_everything_is_not_listed(self) -> None:
         self.share.take(7, "alice")
         self.share.give_back(7, "alice")
         self.assertEqual((self.share.used, self.share.list_callers()), (0, []))
@@ -118,7 +118,7 @@ def measured(interval: float, slots: int = 4) -> RetrySchedule:
 
 
 class IntervalTests(SynchronousTestCase):
-    def test_interval_is_the_mean_of_late_ends(self) -> None:
+    def test_interval_follows_the_mean_of_recent_ends(self) -> None:
         self.assertEqual(RetrySchedule(4).interval, 2.5)
         schedule = measured(0.5)
         self.assertAlmostEqual(schedule.interval, 0.5, 2)
@@ -126,7 +126,7 @@ class IntervalTests(SynchronousTestCase):
             schedule.record_evaluation_end(number * 3, are_all_slots_used=True)
         self.assertAlmostEqual(schedule.interval, 3, 1)
 
-    def test_evaluations_that_end_together_count_as_many(self) -> None:
+    def test_interval_averages_evaluations_that_end_together(self) -> None:
         schedule = RetrySchedule(100)
         schedule.record_all_slots_used(0)
         for batch in range(1, 10):
@@ -142,7 +142,7 @@ class IntervalTests(SynchronousTestCase):
         schedule.record_evaluation_end(9999.5, are_all_slots_used=True)
         self.assertAlmostEqual(schedule.interval, 0.5, 2)
 
-    def test_runs_that_have_lasted_longer_than_the_mean_delay_retries(self) -> None:
+    def test_retry_time_grows_while_no_evaluation_ends(self) -> None:
         schedule = measured(0.5)
         self.assertEqual([schedule.schedule_retry(now) for now in (0, 0.5)], [1, 1])
         self.assertGreater(schedule.schedule_retry(900), 20)
@@ -191,7 +191,7 @@ class PlanTests(SynchronousTestCase):
             self.assertLessEqual(abs(found[second] - 11), 2, second)
         self.assertLessEqual(max(found.values()), 13)
 
-    def test_caller_over_its_share_has_its_own_times(self) -> None:
+    def test_retries_of_one_caller_do_not_delay_retries_of_another_caller(self) -> None:
         schedule = measured(0.5)
         own = [schedule.schedule_retry(0, "alice", 10) for _ in range(3)]
         for found, expected in zip(own, (5, 10, 15), strict=True):

@@ -39,7 +39,7 @@ class FileTests(SynchronousTestCase):
         self.assertNotIn("secret", error)
         return error
 
-    def test_caller_on_each_line(self) -> None:
+    def test_each_line_has_a_caller_and_a_token(self) -> None:
         text = f"# ours\n\n{line('alice', 'a')}\r\n \t\n  {line('bob', 'b').upper()[3:]}  "
         text = text.replace("SHA256", "sha256").replace("\n  ", "\n  bob")
         tokens = parse_tokens(text)
@@ -79,7 +79,7 @@ class FileTests(SynchronousTestCase):
 class AuthenticateTests(SynchronousTestCase):
     tokens = parse_tokens(f"{line('alice', 'secret-a')}\n{line('bob', 'secret-b')}")
 
-    def test_scheme_is_bearer_however_it_is_written(self) -> None:
+    def test_bearer_scheme_is_case_insensitive(self) -> None:
         for header in (b"Bearer secret-a", b"bearer secret-a", b"BEARER   secret-a "):
             self.assertEqual(self.tokens.find_token([header]).caller, "alice")
         self.assertEqual(self.tokens.find_token([b"Bearer secret-b"]).caller, "bob")
@@ -96,10 +96,10 @@ class AuthenticateTests(SynchronousTestCase):
             self.assertNotIn("secret", str(error))
 
     @given(st.binary(max_size=80))
-    def test_garbage_gets_nobody_in(self, sent: bytes) -> None:
+    def test_random_bearer_value_is_unauthorized(self, sent: bytes) -> None:
         self.assertRaises(Unauthorized, self.tokens.find_token, [b"Bearer " + sent])
 
-    def test_each_token_of_the_file_is_compared_in_constant_time_whichever_it_is(self) -> None:
+    def test_bearer_value_is_compared_with_each_token_in_constant_time(self) -> None:
         compared: list[bytes] = []
 
         def compare(known: bytes, digest: bytes) -> bool:
@@ -149,7 +149,7 @@ class NewTests(SynchronousTestCase):
                 kept = frozenset(value) if isinstance(value, tuple) else value
                 self.assertEqual(getattr(found, name), kept)
 
-    def test_groups_have_the_callers_of_all_their_tokens(self) -> None:
+    def test_supervisor_is_permitted_each_caller_with_a_token_in_its_groups(self) -> None:
         def add(caller: str, **given: Any) -> str:
             return generate_token(caller, os.urandom, **given)[1]
 
@@ -219,7 +219,7 @@ class SignerTests(SynchronousTestCase):
         self.assertEqual(self.read(self.link), EXPIRES)
         self.assertNotIn("kkk", repr(self.signer))
 
-    def test_other_link_evaluation_generation_or_key_is_refused(self) -> None:
+    def test_link_with_another_evaluation_generation_or_key_is_refused(self) -> None:
         for link in (
             *("", "link_", self.link[:-1], f"{self.link}A", self.link.upper(), f" {self.link}"),
             *(f"{self.link}\n", self.link.replace("link_", "link-"), "link_" + "é" * 28),
@@ -234,7 +234,7 @@ class SignerTests(SynchronousTestCase):
 
 
 class HeaderTests(SynchronousTestCase):
-    def test_every_text_with_the_prefix_is_a_link(self) -> None:
+    def test_bearer_value_with_the_prefix_link_is_a_link(self) -> None:
         for values, link in (
             ([], None),
             ([b"Bearer tawebeval_x"], None),

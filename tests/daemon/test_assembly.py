@@ -184,7 +184,7 @@ class ServiceTests(SynchronousTestCase):
             ],
         )
 
-    def test_blocking_work_has_threads_by_its_kind_from_start_to_stop(self) -> None:
+    def test_each_kind_of_blocking_work_has_its_thread_pool_from_start_to_stop(self) -> None:
         made: list[tuple[int, str]] = []
         done: list[str] = []
 
@@ -215,7 +215,7 @@ class ServiceTests(SynchronousTestCase):
         stops = sorted(f"stop {name}" for _, name in expected)
         self.assertEqual(sorted(done[len(expected) :]), stops)
 
-    def test_start_takes_over_directories(self) -> None:
+    def test_start_removes_unfinished_repositories_and_uploads(self) -> None:
         stray = self.directories.repositories / "half.new"
         form = self.directories.uploads / "form"
         for left in (stray, form):
@@ -315,7 +315,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(len(closed), 1)
         type(connection.channel).drain_connection(connection.channel)
 
-    def test_ports_are_closed_before_clients_get_answers_that_the_next_daemon_goes_on(self) -> None:
+    def test_ports_are_closed_before_evaluations_are_handed_over(self) -> None:
         daemon = self.start()
         evaluations = self.evaluations(daemon)
         self.patch(type(evaluations), "evaluations_outlast_daemon", True)
@@ -344,7 +344,7 @@ class ServiceTests(SynchronousTestCase):
         writer.line_writer.lost_lines = 3
         self.assertIn(b"tawebeval_log_events_lost_total 3.0", self.request("GET /metrics").body)
 
-    def test_log_without_a_thread_stops_the_start_with_a_remedy(self) -> None:
+    def test_start_fails_with_a_remedy_if_the_log_thread_cannot_start(self) -> None:
         writer = LogWriter(StringIO(), format_text, "info")
 
         def fail() -> None:
@@ -356,7 +356,7 @@ class ServiceTests(SynchronousTestCase):
         words = "tawebeval: threads: can't start new thread; raise TasksMax="
         self.assertIn(words, self.fail_to_start(daemon))
 
-    def test_each_part_gets_its_settings(self) -> None:
+    def test_registry_cache_git_runner_and_resolvers_get_their_settings(self) -> None:
         registries, caches = (
             self.note_calls("EvaluationRegistry"),
             self.note_calls("RepositoryCache"),
@@ -404,7 +404,7 @@ class ServiceTests(SynchronousTestCase):
         ):
             self.assertIn(word, self.fail_to_make(callers=callers))
 
-    def test_tokens_of_systemd_count(self) -> None:
+    def test_tokens_are_read_from_the_credentials_directory_of_systemd(self) -> None:
         folder = Path(self.mktemp()).absolute()
         folder.mkdir()
         (folder / "tokens").write_text(generate_token("alice", straw())[1])
@@ -477,7 +477,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(module, "find_notifier", lambda _: notifier)
         return notifier
 
-    def test_systemd_gets_the_queue_once_all_has_started_and_the_time_of_a_stop(self) -> None:
+    def test_systemd_gets_ready_with_queue_lengths_and_the_stop_timeout(self) -> None:
         notifier = self.find_notifier()
         daemon = self.start(evaluations=EvaluationSettings(running=3))
         for number in range(11):
@@ -492,7 +492,7 @@ class ServiceTests(SynchronousTestCase):
         microseconds = compute_stop_timeout(Configuration()) * 1e6
         self.assertIn(f"EXTEND_TIMEOUT_USEC={microseconds:.0f}", said)
 
-    def test_rights_are_dropped_once_it_listens(self) -> None:
+    def test_root_privileges_are_dropped_after_ports_are_opened(self) -> None:
         seen: list[int] = []
         daemon = self.make()
         listen_tcp = self.reactor.listenTCP

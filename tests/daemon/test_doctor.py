@@ -252,7 +252,7 @@ class CheckTests(DoctorTestCase):
         self.assertGreaterEqual(set(self.users), {"group", "passwd"})
         self.assertEqual(self.closed, [f"doctor-{os.getpid()}"])
 
-    def test_settings_that_are_fine_are_ok(self) -> None:
+    def test_valid_roots_tokens_and_proxies_are_ok(self) -> None:
         make_root(self.folder / "root")
         self.write("tokens", TOKEN)
         (self.folder / "some").mkdir()
@@ -266,7 +266,7 @@ class CheckTests(DoctorTestCase):
             (found,) = (one for one in self.check_ok(settings) if one.component == component)
             self.assertIn(said, found.description)
 
-    def test_machine_without_bounds_is_ok(self) -> None:
+    def test_machine_without_limits_of_descriptors_and_processes_is_ok(self) -> None:
         self.replace(daemon_limits, "count_allowed_descriptors", gives(2**31 - 1))
         self.replace(daemon_limits, "count_allowed_processes", gives(None))
         found = self.check_ok(RUNNING)

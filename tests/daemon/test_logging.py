@@ -130,7 +130,7 @@ class LineTests(SynchronousTestCase):
             self.assertEqual(line({"log_time": 0.0}), "")
 
     @given(st.text())
-    def test_text_of_others_stays_on_one_line_without_control_characters(self, text: str) -> None:
+    def test_any_text_is_logged_on_one_line_without_control_characters(self, text: str) -> None:
         (event,) = events(lambda log: log.info("{text}", text=text))
         for line in (
             escape_control_characters(text),
@@ -205,13 +205,13 @@ class NoDescriptorsTests(SynchronousTestCase):
                 log.info(text, address="a", acceptError="e")
         return stream.getvalue(), [str(formatEvent(event)) for event in ours]
 
-    def test_own_line_replaces_those_of_twisted_for_each_closed_connection(self) -> None:
+    def test_one_line_about_descriptors_replaces_the_lines_of_twisted(self) -> None:
         for text in TWISTEDS:
             written, (said,) = self.write(text, "twisted.internet.tcp.Port")
             self.assertEqual(written, "", text)
             self.assertIn("no file descriptor is free", said)
 
-    def test_own_line_comes_again_after_a_minute(self) -> None:
+    def test_line_about_descriptors_is_repeated_after_a_minute_at_the_earliest(self) -> None:
         clock = Clock()
         writer = LogWriter(io.StringIO(), format_text, "info", read_clock=clock.seconds)
         log = Logger(namespace="twisted.internet.tcp.Port", observer=writer)
@@ -259,7 +259,7 @@ class OptionTests(SynchronousTestCase):
         self.assertIsNotNone(self.open(nodaemon=False))
         self.assertEqual([path.name for path in Path().iterdir()], ["twistd.log"])
 
-    def test_application_has_the_observer(self) -> None:
+    def test_log_writer_is_the_observer_of_the_application(self) -> None:
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
             none: Any = None
             evaluations: Any = Service()

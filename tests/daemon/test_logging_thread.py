@@ -100,7 +100,7 @@ class LineWriterTests(SynchronousTestCase):
         self.writer.write_line("fourth")
         self.assertEqual((self.file.lines, self.writer.lost_lines), (["fourth"], 3))
 
-    def test_stop_waits_for_its_time_and_no_line_waits_for_a_file_that_hangs(self) -> None:
+    def test_stop_gives_up_on_a_file_that_hangs_and_later_lines_do_not_wait(self) -> None:
         self.get_stuck()
         self.writer.stop(0.01)
         self.writer.write_line("later")

@@ -102,7 +102,7 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("evaluations_ended_total", state="finished", reason=""), 1)
         self.assertEqual(self.value("evaluations", state="finished"), 1)
 
-    def test_buffered_bytes_stand_beside_their_limits(self) -> None:
+    def test_buffered_and_uploaded_bytes_are_shown_with_their_limits(self) -> None:
         self.evaluate()
         self.assertGreater(self.value("uploaded_bytes"), 0)
         self.assertEqual(self.value("buffered_bytes"), 0)
@@ -115,7 +115,7 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("buffered_limit_bytes"), settings.buffers.total)
         self.assertEqual(self.value("uploaded_limit_bytes"), settings.limits.uploads)
 
-    def test_cache_is_shown(self) -> None:
+    def test_fetches_and_cache_sizes_are_shown(self) -> None:
         repositories = self.service.world.repositories
         repositories.disk_sizes = {"repositories": 77, "checkouts": 88}
         tally = repositories.counters
@@ -183,7 +183,7 @@ class FirstEventTests(MetricsTestCase):
             selected += bool(wanted)
         self.assertGreater(selected, 3)
 
-    def test_each_possible_end_is_there_from_the_start(self) -> None:
+    def test_metric_of_ends_has_each_possible_end_from_the_start(self) -> None:
         before = self.ends()
         self.assertEqual(set(before.values()), {0})
         self.evaluate()

@@ -68,7 +68,7 @@ class FaultTests(SynchronousTestCase):
         ):
             self.assertEqual(self.find(**changes), FULL if full else None)
 
-    def test_failed_write_matters_whatever_the_free_space_is(self) -> None:
+    def test_failed_write_is_a_fault_of_the_disk(self) -> None:
         for number, words in (
             (errno.EROFS, "cannot be written to: Read-only file system"),
             (errno.EIO, "cannot be written to: Input/output error"),
@@ -81,7 +81,7 @@ class FaultTests(SynchronousTestCase):
         fault = find_disk_fault(self.place / "missing", 0)
         self.assertEqual(fault, "cannot be used: its directory was removed; restart the daemon")
 
-    def test_trial_on_a_real_disk_leaves_no_file_and_compares_its_content(self) -> None:
+    def test_write_probe_removes_its_file_and_compares_the_content(self) -> None:
         self.assertIsNone(find_disk_fault(self.place, 0))
         self.assertEqual(list(self.place.iterdir()), [])
         self.patch(module, "PROBE_CONTENT", Forgetful(b"x"))
@@ -133,7 +133,7 @@ class DiskTests(SynchronousTestCase):
         self.threads.step()
         self.assertIsNone(self.disk.fault)
 
-    def test_slow_disk_is_tried_once_and_reported_until_it_answers(self) -> None:
+    def test_disk_that_hangs_is_probed_by_one_thread_and_reported_until_it_answers(self) -> None:
         self.check(DISK_CHECK_TIMEOUT)
         self.assertIsNone(self.disk.fault)
         self.check(20)
@@ -202,7 +202,7 @@ class ReadinessTests(SynchronousTestCase):
         Deferred.fromCoroutine(self.service.registry.drain_and_close())
         self.check("is stopping")
 
-    def test_lost_evaluations_count_until_the_sandbox_is_mended(self) -> None:
+    def test_daemon_is_not_ready_until_its_latest_fault_is_cleared(self) -> None:
         self.tally.set_latest_fault("the sandbox could not be started", 1)
         self.check("the sandbox could not be started")
         self.tally.set_latest_fault(None, 2)
@@ -265,7 +265,7 @@ class SandboxProbeTests(SynchronousTestCase):
         self.threads.step()
         self.assertIsNone(self.tally.latest_fault)
 
-    def test_evaluation_that_ends_during_a_trial_decides(self) -> None:
+    def test_evaluation_lost_during_a_probe_keeps_the_daemon_unready(self) -> None:
         self.lose()
         self.clock.advance(SANDBOX_PROBE_PERIOD)
         self.lose()
@@ -281,7 +281,7 @@ class SandboxProbeTests(SynchronousTestCase):
         self.try_once()
         self.assertIsNone(self.tally.latest_fault)
 
-    def test_missing_descriptors_are_logged_in_one_line(self) -> None:
+    def test_probe_without_free_descriptors_is_logged_in_one_line(self) -> None:
         self.lose()
         self.outcome = OSError(errno.EMFILE, "Too many open files")
         (said,) = self.try_once()

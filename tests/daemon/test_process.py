@@ -25,7 +25,7 @@ from tawebeval.daemon.process import (
 
 
 class AllocatorTests(SynchronousTestCase):
-    def test_both_thresholds_are_set(self) -> None:
+    def test_both_thresholds_of_malloc_are_set(self) -> None:
         options: list[tuple[int, int]] = []
         library = SimpleNamespace(mallopt=lambda *option: options.append(option) or 1)
         self.patch(ctypes, "CDLL", lambda name: library)
@@ -33,7 +33,7 @@ class AllocatorTests(SynchronousTestCase):
         # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD: one without the other makes glibc slower.
         self.assertEqual(options, [(-1, 16 * 2**20), (-3, 2**20)])
 
-    def test_other_c_library_is_left_alone(self) -> None:
+    def test_c_library_without_mallopt_raises_nothing(self) -> None:
         self.patch(ctypes, "CDLL", lambda name: object())
         keep_freed_memory()
 
@@ -52,7 +52,7 @@ class CollectorTests(SynchronousTestCase):
     def is_looked_at(self, node: _Node) -> bool:
         return any(each is node for each in gc.get_objects())
 
-    def test_earlier_garbage_is_collected_and_no_other_object_looked_at_again(self) -> None:
+    def test_freezing_collects_garbage_and_exempts_other_objects_from_collection(self) -> None:
         self.addCleanup(gc.enable)
         gc.disable()
         kept, gone = _Node(), weakref.ref(_Node())
@@ -108,7 +108,7 @@ class MonotonicTests(SynchronousTestCase):
         self.wait(0.4)
         self.check("timer")
 
-    def test_long_pause_takes_two_seconds_of_a_timer(self) -> None:
+    def test_long_suspension_advances_timers_by_two_seconds(self) -> None:
         use_monotonic_clock(self.reactor)
         self.ring("short", 1)
         self.ring("long", 10)
@@ -121,7 +121,7 @@ class MonotonicTests(SynchronousTestCase):
         self.wait(0.4)
         self.check("short", "long")
 
-    def test_quiet_time_without_timers_is_no_pause(self) -> None:
+    def test_reactor_without_timers_wakes_each_second(self) -> None:
         use_monotonic_clock(self.reactor)
         for _ in range(3):
             self.assertEqual(self.reactor.timeout(), 1)
@@ -163,7 +163,7 @@ class ShutdownSignalsTests(SynchronousTestCase):
         for hook, arguments, options in self.reactor.whenRunningHooks:
             hook(*arguments, **options)
 
-    def test_first_signal_stops_and_second_counts_before_the_stop_begins(self) -> None:
+    def test_second_signal_before_the_stop_begins_stops_the_daemon_at_once(self) -> None:
         for first in NUMBERS:
             for second in NUMBERS:
                 self.setUp()
@@ -182,14 +182,14 @@ class ShutdownSignalsTests(SynchronousTestCase):
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual((self.stops, len(self.calls)), ([], 1))
 
-    def test_signals_stay_taken_after_the_service_has_stopped(self) -> None:
+    def test_signal_after_the_stop_of_the_service_does_not_reach_the_reactor(self) -> None:
         self.run_reactor()
         signal.raise_signal(signal.SIGTERM)
         self.signals.stopService()
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual(self.stops, [signal.SIGTERM])
 
-    def test_signals_are_not_taken_until_the_reactor_runs(self) -> None:
+    def test_signal_handlers_are_not_installed_until_the_reactor_runs(self) -> None:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual((self.stops, self.calls), ([signal.SIGTERM] * 2, []))

@@ -66,7 +66,7 @@ class ReloaderTests(SynchronousTestCase):
         self.levels = [event["log_level"] for event in logged]
         return outcome, [str(formatEvent(event)) for event in logged]
 
-    def test_reloaded_files_count_and_are_logged_with_their_notes(self) -> None:
+    def test_reloaded_files_are_applied_and_logged_with_their_notes(self) -> None:
         one = FakeSource("one", "new")
         two = FakeSource("two", "new", notes=["listen: has changed"], path=Path("/etc/two"))
         outcome, said = self.reload(one, None, two)
@@ -98,7 +98,7 @@ class ReloaderTests(SynchronousTestCase):
         self.assertRaises(ZeroDivisionError, reloader.reload_files)
         self.assertEqual([one.split("=")[0] for one in notifier.sent], ["RELOADING", "READY"])
 
-    def test_copy_that_systemd_made_is_noted(self) -> None:
+    def test_reload_of_a_credential_copied_by_systemd_advises_a_restart(self) -> None:
         for copies, count in (("/etc", 1), ("/run/credentials/y", 0), ("", 0)):
             outcome, _ = self.reload(FakeSource("callers.tokens"), copies=copies)
             self.assertEqual(len(outcome[1]), count, outcome)
@@ -136,7 +136,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.assertEqual(self.taken, [])
         return problem
 
-    def test_live_settings_count_and_other_changes_are_named(self) -> None:
+    def test_reload_applies_live_settings_and_names_changes_that_need_a_restart(self) -> None:
         self.begin("")
         self.file.write_text("[log]\nlevel = 'warn'\n[http]\nconnections = 99\nbase_path = '/x'")
         notes = [
@@ -150,7 +150,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.assertEqual(self.reloader.reload_files(), ([], []))
         self.assertEqual(self.taken.pop(), Configuration())
 
-    def test_roots_are_checked_and_environments_need_a_sandbox_in_force(self) -> None:
+    def test_reloaded_environment_needs_a_root_directory_and_a_running_sandbox(self) -> None:
         root = make_root(Path(self.mktemp()).absolute())
         table = f"[environments.java]\nroot = '{root}'\n"
         self.begin("")
@@ -167,7 +167,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.file.write_text(table)
         self.assertIn("restart the daemon", self.refused())
 
-    def test_problem_must_agree_with_the_settings_in_force(self) -> None:
+    def test_reloaded_problem_is_checked_against_the_running_settings(self) -> None:
         problem = "[problems.p]\nrepository = 'https://example.org/p.git'\ncommand = 'x'\n"
         problem += f"commit = '{'c' * 40}'\nlimits = {{ cpu = 400 }}\n"
         self.begin("")
@@ -257,11 +257,11 @@ class LiveTests(SynchronousTestCase):
                 told.update([section] if settings.strip() == "all" else named)
         self.assertEqual(taken, told)
 
-    def test_peers_wait_for_a_restart_that_changes_the_name(self) -> None:
+    def test_changed_peers_need_a_restart_if_the_daemon_name_changed_too(self) -> None:
         wanted = Configuration(service=ServiceSettings(name="a", peers={"b": "http://10.0.0.2"}))
         self.assertEqual(merge_reloadable_settings(Configuration(), wanted), Configuration())
 
-    def test_live_changes_of_a_section_count_and_others_wait(self) -> None:
+    def test_reload_applies_live_settings_and_leaves_other_settings_unchanged(self) -> None:
         wanted = msgspec.structs.replace(BEFORE, log=changed("log.level").log, listen=("tcp:1",))
         running = changed("http.connections")
         self.assertEqual(list(find_changed_settings(BEFORE, wanted)), ["listen", "log.level"])

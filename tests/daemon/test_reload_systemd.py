@@ -37,7 +37,7 @@ class NotifierTests(SynchronousTestCase):
                 taken.append(self.socket.recv(4096).decode())
         return taken
 
-    def test_states_told_together_are_lines_of_one_datagram(self) -> None:
+    def test_notices_sent_together_are_lines_of_one_datagram(self) -> None:
         self.socket.bind(self.path)
         notifier = SystemdNotifier(self.path)
         notifier.send_notices("A=1", "B=tüchtig")
@@ -50,7 +50,7 @@ class NotifierTests(SynchronousTestCase):
         SystemdNotifier(f"@{name}").notify_ready()
         self.assertEqual(self.take(), ["READY=1"])
 
-    def test_reload_has_its_monotonic_time(self) -> None:
+    def test_reloading_message_has_the_monotonic_time(self) -> None:
         self.socket.bind(self.path)
         before = time.clock_gettime(time.CLOCK_MONOTONIC)
         SystemdNotifier(self.path).notify_reloading()
@@ -142,7 +142,7 @@ class WatchdogTests(SynchronousTestCase):
         self.run_reactor()
         self.assertEqual(told, ["READY=1", "WATCHDOG=1 STATUS=0 running, 0 queued"])
 
-    def test_sign_of_life_is_sent_each_second_with_changes(self) -> None:
+    def test_watchdog_message_is_sent_each_second_with_a_changed_status(self) -> None:
         told = self.start_and_run()
         self.reactor.advance(1)
         self.assertEqual(self.take(told), ["WATCHDOG=1"])
@@ -150,7 +150,7 @@ class WatchdogTests(SynchronousTestCase):
         self.reactor.pump([1, 1])
         self.assertEqual(self.take(told), ["WATCHDOG=1 STATUS=2 running, 5 queued", "WATCHDOG=1"])
 
-    def test_reasons_are_sent_until_they_are_over(self) -> None:
+    def test_status_has_the_reasons_while_the_daemon_is_not_ready(self) -> None:
         told = self.start_and_run(watchdog_seconds=None)
         self.obstacles = ["the disk is full", "the queue is full"]
         self.reactor.pump([1, 1])
@@ -160,12 +160,12 @@ class WatchdogTests(SynchronousTestCase):
         self.reactor.advance(1)
         self.assertEqual(self.take(told), ["STATUS=0 running, 0 queued"])
 
-    def test_impatient_watchdog_gets_signs_in_half_of_its_time(self) -> None:
+    def test_short_watchdog_gets_a_message_each_half_of_its_timeout(self) -> None:
         told = self.start_and_run(watchdog_seconds=0.4)
         self.reactor.pump([0.2, 0.2])
         self.assertEqual(self.take(told), ["WATCHDOG=1"] * 2)
 
-    def test_stop_is_sent_first_and_signs_of_life_go_on(self) -> None:
+    def test_watchdog_messages_continue_after_the_stopping_message(self) -> None:
         told = self.start_and_run()
         self.longest = 44.5
         self.counts = (3, 0)

@@ -97,7 +97,7 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(self.done, ["stop", "stop", "close", "remove_all_cgroups"])
         self.assertFalse(self.startup.running)
 
-    def test_shells_of_earlier_daemons_stay_for_jobs_of_slurm_alone(self) -> None:
+    def test_sandbox_files_of_an_earlier_daemon_are_kept_only_for_slurm_jobs(self) -> None:
         files = {"init-0"}
         (self.parts.sandbox_files_directory / "init-0").touch()
         description = {"kind": "slurm", "job_name": "tawebeval-1"}
@@ -215,7 +215,7 @@ class EnvironmentTests(PrivateTestCase):
         self.check(str(make_root(self.root / "srv/root")))
         self.refuse(f"{self.root}/free", f"{self.root}/free has no program /bin/sh; use")
 
-    def test_link_of_a_root_above_a_readable_path_is_refused(self) -> None:
+    def test_symbolic_link_in_a_root_above_a_readable_path_is_refused(self) -> None:
         root = make_root(self.root / "srv/root")
         (root / "data").symlink_to("/opt")
         configuration = self.configure("/data/cases", root=str(root))

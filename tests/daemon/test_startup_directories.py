@@ -50,7 +50,7 @@ class DirectoriesTests(SynchronousTestCase):
         ):
             self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
 
-    def test_key_is_drawn_once_and_private(self) -> None:
+    def test_key_is_generated_once_and_readable_by_its_owner_only(self) -> None:
         first = self.open(seed=1)
         self.assertEqual(first.identifier_mac_key, straw(1)(32))
         path = self.root / "state" / "key"

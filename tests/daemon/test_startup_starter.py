@@ -33,7 +33,7 @@ class SettingTests(SynchronousTestCase):
         self.addCleanup(self.starter.stop)
         self.environment = {STARTER_SOCKET_VARIABLE: str(self.starter.path)}
 
-    def test_evaluations_last_with_a_named_starter_and_a_sandbox(self) -> None:
+    def test_evaluations_outlast_the_daemon_only_with_a_starter_and_a_sandbox(self) -> None:
         for kind, expected in (("bubblewrap", True), ("none", False)):
             trees, is_lasting = open_starter(configured(kind), self.environment, Path("/state"))
             self.assertIs(is_lasting, expected)
@@ -49,7 +49,7 @@ class SettingTests(SynchronousTestCase):
         said = "No such file or directory; start tawebeval-starter"
         self.assertIn(said, str(error))
 
-    def test_start_is_refused_if_evaluators_may_have_more_than_the_starter(self) -> None:
+    def test_start_is_refused_if_limits_open_files_exceeds_the_limit_of_the_starter(self) -> None:
         resource.prlimit(self.starter.pid, resource.RLIMIT_NOFILE, (200, 200))
         error = self.assertRaises(
             ConfigurationError, open_starter, configured(), self.environment, Path("/state")
@@ -75,7 +75,7 @@ class SettingTests(SynchronousTestCase):
             remedy = f"; set LimitNOFILE={wanted} in tawebeval-starter.service"
             self.assertEqual(remedy in said, there < wanted)
 
-    def test_cgroups_around_the_evaluations_have_to_allow_all_processes(self) -> None:
+    def test_too_low_pids_max_above_the_cgroup_of_evaluations_is_reported(self) -> None:
         unit = Path(self.mktemp()).absolute()
         parent = unit / "parent"
         parent.mkdir(parents=True)

@@ -69,7 +69,7 @@ class MakeServiceTests(SynchronousTestCase):
         self.assertTrue(message.startswith("tawebeval: "), message)
         return message
 
-    def test_service_listens_at_the_default_and_keeps_freed_memory(self) -> None:
+    def test_service_listens_at_127_0_0_1_port_8080_and_keeps_freed_memory(self) -> None:
         told: list[bool] = []
         self.patch(tap, "keep_freed_memory", lambda: told.append(True))
         service = self.make()
@@ -106,7 +106,7 @@ class MakeServiceTests(SynchronousTestCase):
         self.fail_to_make("-l", "nonsense:1")
         self.assertIn((NO_CGROUPS.remove_all_cgroups,), registered)
 
-    def test_errors_at_the_start_are_messages_with_a_bad_status(self) -> None:
+    def test_invalid_configuration_file_or_endpoint_is_named_in_the_message(self) -> None:
         self.root.mkdir()
         close_databases = close_databases_at_end(self)
         broken = self.mktemp()
@@ -124,7 +124,7 @@ class MakeServiceTests(SynchronousTestCase):
             gc.collect()  # what did not start lets go of its directories
             close_databases()
 
-    def test_too_low_hard_limit_is_refused(self) -> None:
+    def test_hard_limit_below_limits_file_size_is_refused(self) -> None:
         self.root.mkdir()
         self.patch(
             daemon_limits,

@@ -20,7 +20,7 @@ KEY = "b" * 40
 
 
 class PlanTests(SynchronousTestCase):
-    def test_key_tells_all_that_decides_the_result(self) -> None:
+    def test_key_of_a_build_differs_if_command_checkout_or_settings_differ(self) -> None:
         keys = set()
         variables = EvaluationSettings(environment={"A": "b"})
         for request, configuration in (
@@ -53,7 +53,7 @@ class FixedCheckoutTests(SynchronousTestCase):
 
         return Deferred.fromCoroutine(self.source.store_build(self.checkout, KEY, build))
 
-    def test_build_after_a_failed_copy_is_kept_with_its_size(self) -> None:
+    def test_build_replaces_the_leftovers_of_a_failed_copy(self) -> None:
         (self.built / "file").write_bytes(b"x" * 9)
         left = self.root / f"checkout-{KEY}"
         left.mkdir()
@@ -63,7 +63,7 @@ class FixedCheckoutTests(SynchronousTestCase):
         self.assertEqual([path.name for path in stored.path.iterdir()], ["file"])
         self.assertEqual(self.source.find_build(self.checkout, KEY), stored)
 
-    def test_build_over_the_limits_of_trees_is_refused(self) -> None:
+    def test_build_with_more_files_than_a_tree_may_have_is_refused(self) -> None:
         for name in "abc":
             (self.built / name).touch()
         self.failureResultOf(self.store(), EvaluationFailure)

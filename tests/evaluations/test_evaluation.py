@@ -62,7 +62,7 @@ class ChosenEnvironmentTests(EvaluationTestCase):
         self.world.child.end()
         self.assertEqual(self.document(), {"name": "java", "digest": None})
 
-    def test_run_has_the_options_of_jobs_of_environment_and_problem(self) -> None:
+    def test_run_has_the_job_settings_of_its_environment_and_its_problem(self) -> None:
         left, right = (SlurmJobSettings(arguments=(f"--constraint={name}",)) for name in "lr")
         remove_tree(self.root / "upload")
         self.evaluation = self.make(environment="java", problem="sum")
@@ -124,7 +124,7 @@ class BuildTests(EvaluationTestCase):
         self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
         self.assertEqual(repositories.users, 0)
 
-    def test_build_is_neither_counted_nor_left_behind(self) -> None:
+    def test_build_adds_no_evaluation_to_the_counts_and_leaves_no_directory(self) -> None:
         self.renew()
         for is_stopped in (False, True):
             self.begin()
@@ -196,7 +196,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_command_is_the_shells_in_the_directory_that_the_form_names(self) -> None:
+    def test_shell_runs_the_command_in_the_directory_of_the_request(self) -> None:
         (self.tree / "a" / "b").mkdir(parents=True)
         self.evaluation = self.make_again(directory="a/b", evaluator_cmd="echo $PWD | cat")
         self.begin()
@@ -209,7 +209,7 @@ class LifeTests(EvaluationTestCase):
         (self.root / "upload").rename(Path(self.mktemp()))
         return self.make(**changes)
 
-    def test_environment_is_that_of_segi_a_small_base_and_the_configured(self) -> None:
+    def test_environment_has_the_variables_of_segi_the_defaults_and_the_settings(self) -> None:
         files = (SubmissionFile("source", "solution.py"), SubmissionFile("x_1", "a b"))
         self.evaluation = self.make_again(submission=files)
         self.begin()
@@ -248,7 +248,7 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual(self.lines()[-1]["payload"]["reason"], "protocol")
         self.world.child.end()
 
-    def test_sandboxed_run_decides_what_is_started(self) -> None:
+    def test_evaluator_gets_the_paths_inside_the_sandbox(self) -> None:
         sandboxed = FakeSandboxedRun(
             self.world.configuration.limits,
             self.evaluation.workspace.make_sandboxed_view(Path("/inside")),
@@ -277,7 +277,7 @@ class LifeTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.evaluation.limits, limits)
 
-    def test_processes_left_by_the_run_are_gone_before_its_end(self) -> None:
+    def test_evaluation_ends_only_after_the_orphaned_processes_of_the_run_ended(self) -> None:
         self.world.sandbox.orphans.shut = True
         self.begin()
         sandboxed = self.world.sandbox.last
@@ -360,7 +360,7 @@ class FetchTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.released, 1)
 
-    def test_fetch_slots_are_few(self) -> None:
+    def test_evaluation_waits_for_a_fetch_slot_and_releases_it_after_the_fetch(self) -> None:
         other = self.fetches.acquire_slot("other", "")
         self.begin()
         self.assertIs(self.evaluation.details.state, EvaluationState.QUEUED)
@@ -387,7 +387,7 @@ class FetchTests(EvaluationTestCase):
         found: str | None = build_status(self.evaluation, None)["commit_oid"]
         return found
 
-    def test_branch_is_resolved_once_in_the_fetch_slot(self) -> None:
+    def test_branch_is_resolved_once_and_the_commit_does_not_change_afterwards(self) -> None:
         self.ask()
         repositories, repository = (
             self.world.repositories,
@@ -422,7 +422,7 @@ class FetchTests(EvaluationTestCase):
             self.assertIs(self.shown_commit(), None)
             self.check_nothing_kept()
 
-    def test_evaluation_can_be_stopped_around_its_fetch(self) -> None:
+    def test_evaluation_can_be_stopped_before_during_and_after_its_fetch(self) -> None:
         self.fetches.acquire_slot("other", "")
         self.stop()
         self.setUp()
@@ -473,7 +473,7 @@ class FailureTests(EvaluationTestCase):
             self.assertIn(directory, error["message"])
             self.assertEqual(self.world.spawn.children, [])
 
-    def test_fault_of_the_machine_is_noted_until_another_end(self) -> None:
+    def test_fault_of_the_machine_is_recorded_until_an_evaluation_finishes(self) -> None:
         tally = self.evaluation.context.counters
         self.world.sandbox.unable = OSError(28, "No space left on device")
         self.world.clock.advance(5)
@@ -570,7 +570,7 @@ class StopTests(SlowTestCase):
 
 
 class CleanUpTests(SlowTestCase):
-    def test_events_are_closed_and_the_place_is_free_before_directories_are_removed(self) -> None:
+    def test_event_log_and_run_slot_are_closed_before_directories_are_removed(self) -> None:
         threads = self.slow_threads()
         over: Deferred[None] = self.evaluation.cleanup_event.wait()
         self.run_to_the_clean_up(threads)
@@ -603,7 +603,7 @@ class CleanUpTests(SlowTestCase):
             cleanups.retry_next_calls()
         self.assert_removed()
 
-    def test_evaluation_is_over_without_the_removal_and_that_is_logged(self) -> None:
+    def test_defect_in_the_removal_is_logged_and_ends_the_clean_up(self) -> None:
         self.begin()
         self.patch(Workspace, "remove_evaluator_content", lambda *_, keep_submission: 1 // 0)
         self.world.child.end()
@@ -611,7 +611,7 @@ class CleanUpTests(SlowTestCase):
         self.assertTrue(self.evaluation.cleanup_event.is_set)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_group_that_does_not_go_is_removed_later(self) -> None:
+    def test_cgroup_that_cannot_be_removed_is_tried_again_later(self) -> None:
         self.begin()
         close, closed, broken = FakeSandboxedRun.close, [], [True]
 

@@ -282,7 +282,7 @@ class ChangedStdoutTests(SynchronousTestCase):
         recorded.restore()
         return recorded
 
-    def test_evicted_events_are_an_error_if_their_bytes_are_others(self) -> None:
+    def test_reading_evicted_events_fails_if_stdout_was_changed(self) -> None:
         evicted = self.assertRaises(EventsEvicted, self.recorded.log.read_events, 0, 1).segment
         self.recorded.parse_evicted_segment(evicted)
         with (self.directory / "stdout").open("r+b") as file:
@@ -313,7 +313,7 @@ class ChangedStdoutTests(SynchronousTestCase):
                     count = ring.end_cursor
             self.assertEqual(bool(count), bool(place))
 
-    def test_stdout_beyond_the_limit_is_in_no_event_that_is_made_again(self) -> None:
+    def test_events_parsed_again_have_no_stdout_beyond_the_limit(self) -> None:
         self.print(b"within, beyond\n", 506)
         self.recorded.finish()
         printed = b'{"type":"text","payload":"within"}\n'
@@ -321,13 +321,13 @@ class ChangedStdoutTests(SynchronousTestCase):
         ring = self.recorded.parse_evicted_segment(segment)
         self.assertEqual(ring.read_events(ring.end_cursor - 1, PLENTY).lines, printed)
 
-    def test_only_stdout_of_delivered_events_is_parsed_before_a_run_goes_on(self) -> None:
+    def test_restoring_parses_only_the_stdout_of_delivered_events(self) -> None:
         self.print(b"\n" * 1_000_000)
         recorded = self.restore()
         self.assertGreaterEqual(recorded.log.end_cursor, self.recorded.log.end_cursor)
         self.assertLess(recorded.stdout_bytes, 70_000)
 
-    def test_file_that_was_not_kept_is_read_by_the_next_daemon(self) -> None:
+    def test_file_that_was_awaited_is_awaited_again_after_a_restart(self) -> None:
         self.print(FILE, 600)
         recorded = self.restore()
         recorded.feed(self.files.read_stdout(recorded.stdout_bytes, 600))
@@ -335,7 +335,7 @@ class ChangedStdoutTests(SynchronousTestCase):
         answer_file(recorded, b"content")
         self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
 
-    def test_zeros_after_the_segments_lose_nothing(self) -> None:
+    def test_zero_bytes_at_the_end_of_the_segments_file_lose_no_event(self) -> None:
         self.recorded.finish()
         with (self.directory / "segments").open("ab") as file:
             file.write(bytes(50))  # by a power failure
@@ -393,7 +393,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             self.patch(os, name, lambda *arguments: 5)
             self.assertRaises(OSError, self.recorded.feed, b"line\n" * 1000)
 
-    def test_acknowledged_stdout_gives_its_blocks_back(self) -> None:
+    def test_acknowledged_stdout_frees_its_disk_blocks(self) -> None:
         self.print(b"long line\n" * 400_000)
         for begin in range(500, 4_000_000, 65536):
             self.recorded.feed(self.files.read_stdout(begin, begin + 65536))
@@ -632,7 +632,7 @@ class LoadTests(ReadingTestCase):
         self.threads.step()
         self.assertEqual({self.successResultOf(one).lines for one in found}, {self.log.lines[0]})
 
-    def test_one_caller_does_not_take_all_loads(self) -> None:
+    def test_loads_of_one_caller_leave_loads_to_other_callers(self) -> None:
         many = [self.read(cursor) for cursor in range(0, 16, 2)]
         self.assertEqual(len(self.threads.waiting), MAX_LOADS_PER_CALLER)
         others = [self.read(0, self.make(name)) for name in ("bob", "carol", "dave")]
@@ -676,7 +676,7 @@ class DamageTests(ReadingTestCase):
         self.assertTrue(subscription.has_ended)
         self.assertEqual(subscription.read_cursor, self.log.end_cursor)
 
-    def test_lack_of_descriptors_loses_nothing(self) -> None:
+    def test_reading_events_without_free_descriptors_raises_busy_and_can_be_repeated(self) -> None:
         def fail(segment: object) -> object:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -719,7 +719,7 @@ class FileTests(ReadingTestCase):
         self.failureResultOf(found, DiscardedCursor)
         self.assertEqual(self.source.open_files, [])
 
-    def test_nothing_is_freed_after_the_discard(self) -> None:
+    def test_no_stdout_is_freed_after_the_events_are_discarded(self) -> None:
         counted: list[int] = []
         self.events.on_discard = lambda: succeed(counted.append(self.log.begin_cursor))
         punch = self.source.files.punch_stdout
@@ -748,7 +748,7 @@ class FileTests(ReadingTestCase):
         stored.callback(None)
         self.assertEqual(self.threads.waiting, [])
 
-    def test_thread_frees_what_is_acknowledged(self) -> None:
+    def test_stdout_of_acknowledged_events_is_freed_in_a_thread(self) -> None:
         calls: list[int] = []
         self.patch(self.source.files, "punch_stdout", calls.append)
         self.events.acknowledge(8)

@@ -21,7 +21,7 @@ def explain(end: EvaluatorExit = FAILED, stderr: str = "", *, network: bool = Fa
 
 
 class ExitTests(SynchronousTestCase):
-    def test_signs_of_a_limit_name_it_and_other_ends_have_only_status_or_signal(self) -> None:
+    def test_exit_message_names_the_limit_that_stderr_or_the_signal_suggests(self) -> None:
         memory = "if memory ran out: the limit is 512 MiB (limits.memory)"
         processes = (
             "128 processes and threads (limits.processes), and their stacks need limits.memory"
@@ -51,7 +51,7 @@ class ExitTests(SynchronousTestCase):
         said = explain_exit(FAILED, "", LimitSettings(), has_network=True, has_output=False)
         self.assertEqual(said, f"{MESSAGE}; it printed nothing")
 
-    def test_failed_connection_in_a_sandbox_without_network_is_explained_and_only_there(
+    def test_failed_connection_is_explained_only_if_the_sandbox_has_no_network(
         self,
     ) -> None:
         for stderr in (
@@ -86,7 +86,7 @@ class ExitTests(SynchronousTestCase):
         ):
             self.assertIn(words, explain(EvaluatorExit(127), stderr))
 
-    def test_hint_of_the_command_comes_first(self) -> None:
+    def test_command_hint_replaces_the_hint_about_an_unknown_command(self) -> None:
         said = explain_exit(
             *(EvaluatorExit(127), "sh: 1: x: not found", LimitSettings()),
             has_network=True,
@@ -146,7 +146,7 @@ class CommandHintTests(SynchronousTestCase):
         )
         return ran.returncode, ran.stderr.decode()
 
-    def test_hint_fits_what_the_shell_says(self) -> None:
+    def test_hint_explains_each_error_of_the_shell(self) -> None:
         for command, words in _COMMANDS:
             status, stderr = self.run_command(command)
             hint = find_command_hint(command, self.root, "", status, stderr)

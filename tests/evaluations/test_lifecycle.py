@@ -51,7 +51,7 @@ class StoryTests(EvaluationTestCase):
             lines.append(line.removeprefix(f"{name}: "))
         return lines
 
-    def test_each_step_has_its_line(self) -> None:
+    def test_each_state_is_logged_in_one_line_with_the_time_since_the_last(self) -> None:
         self.slot.shut = self.world.repositories.gate.shut = True
         self.begin()
         self.world.clock.advance(1)
@@ -73,7 +73,7 @@ class StoryTests(EvaluationTestCase):
         self.assertEqual(states, ["queued", "fetching", "running", "finished", "drained"])
         self.assertEqual([event.get("after") for event in self.events], [None, 1, 2, 3, 0])
 
-    def test_bad_end_has_its_reason(self) -> None:
+    def test_failed_evaluation_is_logged_with_its_reason_and_stderr(self) -> None:
         self.begin()
         self.world.child.complain(b"{evaluation} %s {nothing}\n\x1b[2J")
         self.world.child.end(3)
@@ -104,7 +104,7 @@ class StoryTests(EvaluationTestCase):
         self.assertEqual(self.story()[-1], expected)
         self.assertFalse({"cpu_seconds", "peak_memory_bytes"} & set(self.events[-1]))
 
-    def test_times_and_durations_do_not_follow_the_clock(self) -> None:
+    def test_times_and_durations_ignore_changes_of_the_wall_clock(self) -> None:
         times = iter((50.0, 1e9, 60.0))
         object.__setattr__(self.evaluation.context, "read_wall_clock", lambda: next(times))
         self.begin()
@@ -119,7 +119,7 @@ class StoryTests(EvaluationTestCase):
             [EPOCH, EPOCH, EPOCH, EPOCH + 10],
         )
 
-    def test_times_go_on_after_a_reboot_and_never_go_back(self) -> None:
+    def test_clock_of_an_evaluation_never_goes_back_after_a_reboot(self) -> None:
         self.begin()
         first, row = self.evaluation, self.evaluation.make_row()
         for wall, expected in ((EPOCH + 1000, EPOCH + 1000), (50.0, EPOCH)):
@@ -211,14 +211,14 @@ class MemoryTests(EvaluationTestCase):
                 waiting += gc.get_referents(one)
         return found
 
-    def test_queued_form_takes_as_many_bytes_as_it_has(self) -> None:
+    def test_texts_of_a_queued_evaluation_take_no_more_memory_than_the_form(self) -> None:
         self.slot.shut = True
         self.begin()
         sent = sum(TEXT_FIELD_SIZE_LIMITS.values())
         names = sum(len(file.field) + len(file.filename.encode()) for file in files())
         self.assertLess(self.texts(), sent + names + USUAL)
 
-    def test_command_and_file_names_go_with_the_start(self) -> None:
+    def test_command_and_file_names_are_freed_when_the_run_starts(self) -> None:
         self.begin()
         self.world.sandbox.last.started_as.clear()
         self.assertLess(self.texts(), KEPT + USUAL)
@@ -357,7 +357,7 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["running"], "2023-11-14T22:13:20.000+00:00")
         self.assertEqual(document["ended"], "2023-11-14T22:13:21.500+00:00")
 
-    def test_status_tells_no_exit_while_orphans_are_ended(self) -> None:
+    def test_status_has_no_exit_while_orphaned_processes_are_killed(self) -> None:
         self.world.sandbox.orphans.shut = True
         self.begin()
         self.world.child.exit()

@@ -109,7 +109,7 @@ class RestoringTestCase(RegistryTestCase):
 class WaitingTests(RestoringTestCase):
     running, queued = 1, 5
 
-    def test_evaluations_wait_in_the_old_order_behind_the_one_that_runs(self) -> None:
+    def test_restart_keeps_the_order_of_queued_evaluations(self) -> None:
         identifiers = [self.accept() for _ in range(4)]
         self.restart()
         self.assertEqual(self.states(*identifiers), ["running", "queued", "queued", "queued"])
@@ -122,7 +122,7 @@ class WaitingTests(RestoringTestCase):
         self.assertNotIn(self.accept(), identifiers)
         self.assertEqual(self.registry.records.last_sequence_number, 5)
 
-    def test_run_keeps_its_slot_and_its_place_behind_one_that_was_accepted_before(self) -> None:
+    def test_restart_keeps_the_run_slot_and_the_order_of_acceptance(self) -> None:
         self.world.repositories.remote = self.world.repositories.gate.shut = True
         first = self.accept()
         self.world.repositories.remote = self.world.repositories.gate.shut = False
@@ -189,7 +189,7 @@ class WaitingTests(RestoringTestCase):
 
 
 class RunningTests(RestoringTestCase):
-    def test_events_go_on_with_the_state_of_the_parser(self) -> None:
+    def test_restart_resumes_the_parser_within_a_data_block(self) -> None:
         identifier, child = self.start()
         names = "EVALUATION_DATA_BEGIN", "EVALUATION_DATA_END"
         begin, end = (child.environment[name].encode() for name in names)
@@ -209,7 +209,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["one", "12", "two", "\n"])
         self.assertEqual((self.world.store.rows, self.world.repositories.users), ({}, 0))
 
-    def test_times_do_not_go_back_if_the_clock_was_set_back_meanwhile(self) -> None:
+    def test_event_times_do_not_go_back_if_the_clock_is_set_back_at_a_restart(self) -> None:
         identifier, child = self.start()
         self.world.clock.advance(5)
         child.print(b"one\n")
@@ -223,7 +223,7 @@ class RunningTests(RestoringTestCase):
         ended = self.registry.records[identifier].details.state_times["ended"]
         self.assertEqual(ended, EPOCH + 5)
 
-    def test_no_event_is_delivered_before_the_next_process_would_go_on_with_the_run(self) -> None:
+    def test_first_event_is_delivered_once_the_row_of_the_run_is_committed(self) -> None:
         for error in (None, StoreError()):
             self.setUp()
             stored: Deferred[None] = Deferred()
@@ -238,7 +238,7 @@ class RunningTests(RestoringTestCase):
             self.finish(child)
             self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
 
-    def test_time_between_two_processes_counts_after_a_kill_alone(self) -> None:
+    def test_time_without_a_daemon_counts_unless_the_daemon_handed_the_run_over(self) -> None:
         for leaves, left in ((False, 3), (True, 7)):
             self.setUp()
             self.start()
@@ -263,7 +263,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.states(identifier), ["cancelled"])
         self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
 
-    def test_run_that_was_left_is_stopped_by_the_next_process_alone(self) -> None:
+    def test_run_that_was_handed_over_is_stopped_only_by_the_next_process(self) -> None:
         identifier, child = self.start(b"one\n")
         run = self.registry.records[identifier].run
         assert run is not None
@@ -279,7 +279,7 @@ class RunningTests(RestoringTestCase):
         self.world.turn()
         self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
 
-    def test_run_that_ends_after_it_was_left_ends_in_the_next_process_alone(self) -> None:
+    def test_end_of_a_run_that_was_handed_over_is_recorded_only_by_the_next_process(self) -> None:
         identifier, child = self.start(b"one\n")
         self.registry.hand_over_evaluations()
         self.finish(child)
@@ -305,7 +305,7 @@ class RunningTests(RestoringTestCase):
         self.world.turn()
         self.assertEqual(self.consume(identifier), ["one", "\n", "two", "\n", "shutdown"])
 
-    def test_acknowledged_events_are_gone_once_their_files_are(self) -> None:
+    def test_begin_cursor_is_saved_once_the_files_of_acknowledged_events_are_freed(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         self.page(identifier, "2")
         record = self.registry.records[identifier]
@@ -317,7 +317,7 @@ class RunningTests(RestoringTestCase):
         self.assert_refused(DiscardedCursor, identifier, None, "1")
         self.assertEqual(self.page(identifier, "2")["data"], ["two"])
 
-    def test_no_row_lacks_the_run_that_goes_on(self) -> None:
+    def test_each_row_saved_by_a_restart_has_the_run(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         self.page(identifier, "2")
         saved: list[EvaluationDetails] = []
@@ -349,7 +349,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(after, before)
         self.assertEqual(self.archived_events(identifier), ["lost"])
 
-    def test_end_is_told_once_its_row_is_committed(self) -> None:
+    def test_end_is_delivered_only_after_its_row_is_committed(self) -> None:
         for failed in (False, True):
             stored: Deferred[None] = Deferred()
             identifier, child = self.start(b"one\n")
@@ -368,7 +368,7 @@ class RunningTests(RestoringTestCase):
             stored.callback(None)
             self.assertEqual(self.consume(identifier), ["one", "\n", *["memory"] * failed])
 
-    def test_signal_of_a_stop_is_sent_once_its_reason_is_committed(self) -> None:
+    def test_stop_signal_is_sent_only_after_its_reason_is_committed(self) -> None:
         stored: Deferred[None] = Deferred()
         identifier, child = self.start(b"one\n")
         patch = self.patch(FakeStore, "flush", lambda store: stored)
@@ -382,7 +382,7 @@ class RunningTests(RestoringTestCase):
         self.world.turn()
         self.assertEqual(self.consume(identifier), ["one", "\n", "timeout"])
 
-    def test_end_that_was_stored_is_told_after_a_kill(self) -> None:
+    def test_end_stored_before_a_kill_is_delivered_after_the_restart(self) -> None:
         identifier, child = self.start(b"one\n")
         self.patch(FakeStore, "flush", lambda store: Deferred())
         self.world.sandbox.last.run_limits.over = build_limit_failure(
@@ -415,7 +415,7 @@ class RunningTests(RestoringTestCase):
         self.page(identifier, "end")
         self.assertEqual(self.world.store.rows, {})
 
-    def test_reader_of_an_evaluation_that_has_lost_no_event_gets_its_error_once(self) -> None:
+    def test_error_of_a_lost_evaluation_is_delivered_once_after_a_restart(self) -> None:
         identifier, child = self.start(b"one\n")
         child.lost_reason = "the machine was restarted"
         child.end(signal=SIGKILL)
@@ -428,7 +428,7 @@ class RunningTests(RestoringTestCase):
         assert subscription is not None
         self.assertTrue(subscription.has_ended)
 
-    def test_text_after_a_file_that_nobody_has_read_is_not_lost(self) -> None:
+    def test_text_after_a_file_that_cannot_be_read_after_a_restart_is_kept(self) -> None:
         identifier, child = self.start(b"one\n")
         names = "EVALUATION_FILE_BEGIN", "EVALUATION_FILE_END"
         begin, end = (child.environment[name].encode() for name in names)
@@ -454,7 +454,7 @@ class RunningTests(RestoringTestCase):
         self.finish(self.world.child)
         self.assertEqual(self.consume(identifier), ["x" * 1000 + "y" * 24, "output"])
 
-    def test_cursor_after_an_error_that_is_told_is_valid_until_it_is_told_again(self) -> None:
+    def test_cursor_after_an_error_stays_valid_if_a_restart_resumes_the_run(self) -> None:
         identifier, child = self.start(b"one\n")
         row = self.row(identifier)
         self.finish(child, 3)
@@ -466,7 +466,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.page(identifier, "3")["end"], "end")
         self.assert_refused(InvalidCursor, identifier, "4")
 
-    def test_defect_ends_the_run_as_lost(self) -> None:
+    def test_defect_in_resuming_ends_the_run_as_lost(self) -> None:
         identifier, _ = self.start()
         self.patch(FakeSandboxedRun, "resume_process", lambda *_: 1 // 0)
         self.restart()
@@ -510,7 +510,7 @@ class EndedTests(RestoringTestCase):
             self.assertEqual(events, ["repository"] if status is None else ["one", "\n", "two"])
             self.assertEqual(self.world.store.rows, {})
 
-    def test_request_after_the_end_is_refused_until_the_next_process(self) -> None:
+    def test_last_acknowledgement_is_refused_after_the_hand_over(self) -> None:
         identifier, child = self.start(b"one\n")
         self.finish(child)
         self.registry.hand_over_evaluations()
@@ -542,7 +542,7 @@ class EndedTests(RestoringTestCase):
         self.assertTrue(self.row(identifier).is_cleaned_up)
         self.assertEqual(len(self.callbacks.sent), 1)
 
-    def test_damaged_events_end_in_one_error(self) -> None:
+    def test_evaluation_without_its_events_has_one_lost_event(self) -> None:
         identifier, child = self.start(b"one\ntwo\n")
         self.finish(child, 3)
         files = self.files(identifier)
@@ -552,7 +552,7 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["lost"])
         self.assertEqual(self.world.store.rows, {})
 
-    def test_events_that_have_lost_their_marks_are_told_as_lost(self) -> None:
+    def test_evaluation_without_its_marks_ends_with_a_lost_event(self) -> None:
         for status, last in ((0, 4), (3, 5)):
             identifier, child = self.start(b"one\n")
             child.print(b"two\n")
@@ -565,7 +565,7 @@ class EndedTests(RestoringTestCase):
             self.assertRaises(StdoutChanged, self.archived_events, identifier)
             self.assertEqual(self.page(identifier, str(last))["data"], ["lost"])
 
-    def test_output_that_was_never_delivered_does_not_take_the_place_of_the_error(self) -> None:
+    def test_restart_does_not_replace_the_lost_event_by_undelivered_output(self) -> None:
         identifier, child = self.start(b"one\ntwo\n")
         files = self.files(identifier)
         files.error = OSError(errno.ENOSPC, "No space left on device")
@@ -603,7 +603,7 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.world.store.load_live(), [])
         self.assertEqual(len(self.world.store.rows), 1)
 
-    def test_files_are_removed_only_once_the_row_says_so(self) -> None:
+    def test_forgotten_evaluation_keeps_its_row_until_the_commit_or_its_failure(self) -> None:
         identifier, child = self.start(b"one\n")
         self.finish(child)
         stored: Deferred[None] = Deferred()
@@ -727,7 +727,7 @@ class CallbackTests(RestoringTestCase):
 class InheritedResourcesTests(RestoringTestCase):
     running = 1
 
-    def test_directories_cgroups_and_jobs_of_live_evaluations_are_named(self) -> None:
+    def test_inherited_resources_name_directories_and_cgroups_of_live_evaluations(self) -> None:
         self.patch(FakeSandboxedRun, "describe_for_resume", lambda _: {"group": "group"})
         running, queued = self.accept(), self.accept()
         left = InheritedResources(self.world.store.load_live())

@@ -110,7 +110,7 @@ class StderrTests(RunTestCase):
                 characters = (STDERR_TAIL_BYTES - len(end)) // 4
                 self.assertEqual(self.run_.stderr_text, "😀" * characters + end)
 
-    def test_stderr_with_replaced_bytes_is_no_longer(self) -> None:
+    def test_stderr_with_replacement_characters_has_at_most_8_kib(self) -> None:
         self.child.complain(b"\xff" * 10_000 + b"end")
         self.assertEqual(self.run_.stderr_text, "\ufffd" * 2729 + "end")
         self.child.complain(b"\x80")
@@ -130,7 +130,7 @@ class StopTests(RunTestCase):
         self.assert_over(number=signal.SIGKILL)
         self.assertIs(self.run_.failure, CANCELLED)
 
-    def test_process_that_goes_on_term_gets_no_kill(self) -> None:
+    def test_process_that_exits_after_sigterm_gets_no_sigkill(self) -> None:
         self.child.print(b"working\n")
         self.run_.stop(CANCELLED)
         self.clock.advance(1)
@@ -142,14 +142,14 @@ class StopTests(RunTestCase):
         self.assertIs(self.run_.failure, CANCELLED)
         self.assertEqual(self.text(), "working\ngoodbye\n")
 
-    def test_other_reasons_leave_the_grace_time(self) -> None:
+    def test_exceeded_limit_sends_sigkill_and_any_other_reason_sigterm(self) -> None:
         for reason in get_args(FailureReason):
             self.setUp()
             self.run_.stop(EvaluationFailure(reason, "enough"))
             expected = signal.SIGKILL if reason in RESOURCES else signal.SIGTERM
             self.assertEqual(self.child.signals, [expected], reason)
 
-    def test_limit_in_the_grace_time_kills(self) -> None:
+    def test_limit_exceeded_in_the_grace_time_sends_sigkill(self) -> None:
         self.run_.stop(CANCELLED)
         for _ in range(2):  # each look tells of it
             self.run_.stop(build_limit_failure("disk", "disk", "bytes", 7))
@@ -192,7 +192,7 @@ class TimeoutTests(RunTestCase):
         self.assert_over(number=signal.SIGKILL)
         self.assertIs(self.run_.failure, failure)
 
-    def test_run_that_begins_again_has_all_its_time(self) -> None:
+    def test_suspended_run_has_its_whole_time_limit_after_the_clock_restarts(self) -> None:
         self.clock.advance(9)
         self.run_.suspend_clock()
         self.clock.advance(1000)
@@ -254,7 +254,7 @@ class LimitTests(RunTestCase):
             elif end is cut:
                 self.assertEqual(self.failure.extra_members["signal"], signal.SIGXCPU)
 
-    def test_run_whose_output_was_lost_by_its_own_use_of_the_disk_is_over_that_limit(self) -> None:
+    def test_run_with_lost_output_fails_for_the_disk_limit_if_over_that_limit(self) -> None:
         over = build_limit_failure("disk", "free_disk", "the disk is full", 7)
         for found, reason in ((over, "disk"), (None, "lost")):
             self.setUp()
@@ -264,7 +264,7 @@ class LimitTests(RunTestCase):
             self.assert_over(number=signal.SIGKILL)
             self.assertEqual(self.failure.reason, reason)
 
-    def test_sandboxed_run_that_cannot_be_asked_hides_no_failure(self) -> None:
+    def test_error_in_the_limit_check_keeps_the_exit_status(self) -> None:
         for error, defects in ((OSError(errno.EMFILE, "Too many open files"), 0), (KeyError(), 2)):
             self.setUp()
 
@@ -278,7 +278,7 @@ class LimitTests(RunTestCase):
             self.assertEqual(self.failure.reason, "exit")
             self.assertEqual(len(self.flushLoggedErrors(type(error))), defects)
 
-    def test_sandbox_that_did_not_start_says_so_with_what_it_complained_of(self) -> None:
+    def test_sandbox_that_did_not_start_is_lost_with_its_stderr(self) -> None:
         self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
         self.child.complain(b"bwrap: no")
         self.child.end(status=1)
@@ -313,7 +313,7 @@ class OutputTests(RunTestCase):
         self.assertEqual(failure.extra_members, {"limit": "limits.output", "value": 1024})
         self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
 
-    def test_file_counts_as_its_event(self) -> None:
+    def test_file_over_the_rest_of_the_output_limit_stops_the_run(self) -> None:
         self.child.print(b"x" * 900 + b"\n" + make_file_block(b"a") + b"after")
         self.turn()
         self.wanted[0][1].callback(b"x" * 200)
@@ -335,7 +335,7 @@ class OutputTests(RunTestCase):
         child.print(b"z")
         self.assertEqual(child.signals, [signal.SIGKILL])
 
-    def test_evaluator_that_exceeded_the_limit_meanwhile_is_stopped(self) -> None:
+    def test_resumed_run_whose_stdout_is_over_the_limit_is_killed(self) -> None:
         for size, signals in ((1024, []), (1025, [signal.SIGKILL])):
             self.setUp()
             self.stdout.feed(b"x" * size)
@@ -382,7 +382,7 @@ class PartialLineTests(RunTestCase):
         self.clock.advance(9 - self.clock.seconds())
         self.assertEqual((self.events(), self.events_.announcements), (["one"], 1))
 
-    def test_end_of_stdout_delivers_what_is_left(self) -> None:
+    def test_partial_line_is_delivered_at_the_end_of_stdout(self) -> None:
         self.child.print(b"half a li")
         self.child.lose(STDOUT)
         self.assertEqual((self.events(), self.events_.announcements), (["half a li"], 1))

@@ -22,7 +22,7 @@ from tests.fakes.world import IdleThreads, UntidyThreads, make_request
 
 
 class AcceptTests(RegistryTestCase):
-    def test_seed_is_the_clients_or_one_is_drawn_and_told(self) -> None:
+    def test_seed_is_that_of_the_request_or_generated_and_in_the_status(self) -> None:
         given = self.registry.get_status(self.accept(seed=0))["seed"]
         self.assertEqual(given, 0)
         self.assertEqual(self.world.child.environment["TURINGARENA_SEED"], "0")
@@ -46,7 +46,7 @@ class IdempotencyTests(RegistryTestCase):
         self.world.threads = Threads()
         self.registry = self.make()
 
-    def test_same_key_and_form_begin_nothing(self) -> None:
+    def test_repeated_key_and_form_begin_no_second_evaluation(self) -> None:
         first = self.accept(key="k", digest=b"1")
         self.removed.clear()
         for _ in range(2):
@@ -75,7 +75,7 @@ class CancelTests(RegistryTestCase):
         self.assertEqual(self.registry.get_status(identifier)["state"], "cancelled")
         self.assertEqual(self.consume(identifier), ["a", "\n", "cancelled"])
 
-    def test_cancel_goes_on_without_its_client(self) -> None:
+    def test_cancellation_continues_after_its_client_disconnects(self) -> None:
         identifier, child = self.start()
         asked = self.cancel(identifier)
         asked.addErrback(lambda failure: None)
@@ -138,7 +138,7 @@ class IdleRetryTests(RegistryTestCase):
     running, queued = 2, 1
     configuration = Configuration(limits=LimitSettings(wall_clock=1000))
 
-    def test_ends_count_only_of_times_in_which_all_slots_were_in_use(self) -> None:
+    def test_ends_with_a_free_slot_do_not_change_the_retry_time(self) -> None:
         self.world.repositories.remote = True
         for _ in range(40):
             self.world.repositories.gate.shut = True
@@ -170,7 +170,7 @@ class KeptTests(RegistryTestCase):
         error = self.assertRaises(ServerBusy, self.accept)
         self.assertGreater(error.retry_after, 0)
 
-    def test_evaluation_that_a_stream_has_sent_goes_before_a_refusal(self) -> None:
+    def test_evaluation_that_a_stream_has_sent_is_expired_before_a_form_is_refused(self) -> None:
         first, second = self.fill()
         self.send_all(second)
         self.send_all(first)
@@ -204,7 +204,7 @@ class KeptTests(RegistryTestCase):
         self.assert_refused(EvaluationExpired, identifier)
         self.page(other)
 
-    def test_readiness_forgets_nothing(self) -> None:
+    def test_readiness_check_counts_sent_evaluations_as_room_and_expires_none(self) -> None:
         first, second = self.fill()
         self.assertRaises(ServerBusy, self.registry.check_readiness)
         self.send_all(second)
@@ -219,7 +219,7 @@ class KeptTests(RegistryTestCase):
         self.page(first, END)
         self.registry.check_readiness()
 
-    def test_reader_whose_poll_has_waited_may_ask_for_more(self) -> None:
+    def test_evaluation_is_kept_for_30_seconds_after_a_long_poll_was_answered(self) -> None:
         (first, child), (_, other) = self.start(), self.start()
         asked = self.ask(first, None, 60)
         self.world.clock.advance(40)
@@ -231,7 +231,7 @@ class KeptTests(RegistryTestCase):
         self.world.clock.advance(30)
         self.registry.check_readiness()
 
-    def test_evaluation_whose_stream_was_cut_after_all_events_stays(self) -> None:
+    def test_evaluation_whose_stream_was_cut_is_not_counted_as_sent(self) -> None:
         first, _ = self.fill()
         subscription = self.registry.events.subscribe(first, None)
         assert subscription is not None
@@ -250,7 +250,7 @@ class DiskTests(RegistryTestCase):
         limits=LimitSettings(wall_clock=10**6),
     )
 
-    def test_evaluations_that_run_go_on_when_the_disk_is_used_up(self) -> None:
+    def test_running_evaluations_continue_when_the_disk_quota_is_used_up(self) -> None:
         identifier, child = self.start(b"x" * 20_000 + b"\n")
         self.assertRaises(ServerBusy, self.accept)
         child.print(b"y" * 20_000 + b"\n")
@@ -294,7 +294,7 @@ class SpoolTests(RegistryTestCase):
         self.finish(self.world.spawn.children[1])
         self.assertEqual(self.registry.submissions.share.used, 100)
 
-    def test_form_that_begins_nothing_is_removed_and_does_not_count_any_more(self) -> None:
+    def test_repeated_form_is_removed_and_not_counted(self) -> None:
         self.send(100, idempotency_key="k", form_digest=b"1")
         self.send(100, idempotency_key="k", form_digest=b"1")
         self.assertEqual(self.registry.submissions.share.used, 100)
@@ -395,7 +395,7 @@ class DrainTests(CloseTests):
             self.world.clock.advance(10)
         return closed
 
-    def test_running_evaluations_may_end_and_no_other_begins(self) -> None:
+    def test_drain_lets_running_evaluations_end_and_refuses_new_ones(self) -> None:
         first, child = self.start(b"a\n")
         second, other = self.start(b"b\n")
         closed = self.close(20)
@@ -422,7 +422,7 @@ class DrainTests(CloseTests):
         self.finish_close(closed)
         self.assertEqual(self.consume(identifier), ["shutdown"])
 
-    def test_queued_evaluation_does_not_begin(self) -> None:
+    def test_queued_evaluation_does_not_begin_during_a_drain(self) -> None:
         _, child = self.start()
         self.start()
         waiting = [self.accept() for _ in range(2)]
@@ -443,7 +443,7 @@ class DrainTests(CloseTests):
         self.finish(child)
         self.finish_close(closed)
 
-    def test_fetched_evaluation_may_run(self) -> None:
+    def test_evaluation_being_fetched_may_run_during_a_drain(self) -> None:
         self.world.repositories.gate.shut = True
         identifier = self.accept()
         closed = self.close(20)

@@ -66,7 +66,7 @@ class CallerTests(RegistryTestCase):
             if not is_ended:
                 self.finish(child)
 
-    def test_requests_of_another_caller_do_not_keep_the_evaluation(self) -> None:
+    def test_requests_of_another_caller_do_not_delay_the_expiry(self) -> None:
         identifier = self.begin("alice")
         self.world.clock.advance(899)
         registry = self.registry
@@ -76,7 +76,7 @@ class CallerTests(RegistryTestCase):
         with self.assertRaises(EvaluationExpired):
             self.registry.events.read_page_now(identifier, None, "alice")
 
-    def test_idempotency_key_is_its_callers_own(self) -> None:
+    def test_same_idempotency_key_of_two_callers_begins_two_evaluations(self) -> None:
         first = self.begin("alice", "k", b"1")
         second = self.begin("bob", "k", b"2")
         self.assertNotEqual(first, second)
@@ -88,7 +88,7 @@ class CallerTests(RegistryTestCase):
 class ShareTests(RegistryTestCase):
     running, queued, own = 2, 3, (1, 1)
 
-    def test_caller_over_its_share_is_refused_another_let_in(self) -> None:
+    def test_caller_over_its_share_is_refused_and_others_are_accepted(self) -> None:
         begin = self.registry.accept_form
         for _ in range(2):
             begin(self.upload(), "alice")
@@ -119,7 +119,7 @@ class FetchTests(RegistryTestCase):
             self.begin(caller)
         self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
 
-    def test_branch_is_resolved_in_the_name_of_the_caller(self) -> None:
+    def test_branch_is_resolved_for_the_caller_of_the_request(self) -> None:
         repositories = self.world.repositories
         repositories.branches["main"] = OID
         repository = Repository("https://example.org/problem.git", "main")
@@ -134,7 +134,7 @@ class FetchTests(RegistryTestCase):
         self.assertEqual(len(self.world.spawn.children), 2)
         self.assertEqual(repositories.callers[-4:], ["carol", "dave", "eve", "fay"])
 
-    def test_little_of_a_long_queue_is_fetched_ahead(self) -> None:
+    def test_only_one_queued_commit_is_fetched_before_it_has_a_run_slot(self) -> None:
         for _ in range(50):
             self.begin("alice")
         self.world.repositories.gate.open()
@@ -178,7 +178,7 @@ class KeptShareTests(KeptShareTestCase):
             self.assertEqual(error.retry_after, 30)
             self.assertIn("after=end", error.detail)
 
-    def test_caller_with_an_unread_share_is_refused_and_others_are_not(self) -> None:
+    def test_caller_whose_unread_evaluations_fill_its_share_is_refused(self) -> None:
         self.leave("alice", 2)
         self.check_over("alice")
         self.leave("bob", 2)
@@ -316,7 +316,7 @@ class UnreadEventTests(ShareTestCase):
             child.print(b"x" * 20_000 + b"\n")
         return identifiers
 
-    def test_greedy_caller_is_refused_and_another_one_notices_nothing(self) -> None:
+    def test_caller_with_too_many_unread_bytes_is_refused_and_others_are_not(self) -> None:
         self.fill()
         error = self.assertRaises(CallerQuotaExceeded, self.begin, "alice")
         self.assertIn("buffers.disk", str(error))
@@ -340,7 +340,7 @@ class UnreadEventTests(ShareTestCase):
 class FixedMemoryTests(ShareTestCase):
     configuration = Configuration(buffers=EventBufferSettings(total=20_000))
 
-    def test_error_events_of_a_greedy_caller_leave_room_for_those_of_another(self) -> None:
+    def test_memory_of_unread_error_events_is_limited_for_each_caller(self) -> None:
         unread = [self.begin("alice") for _ in range(3)]
         for child in self.world.spawn.children:
             child.complain(b"\x01" * 8000)
@@ -362,7 +362,7 @@ class CallbackTests(RegistryTestCase):
         limits=LimitSettings(wall_clock=10**6),
     )
 
-    def test_callback_with_a_defect_leaves_nothing(self) -> None:
+    def test_defect_in_a_callback_is_logged_and_the_evaluation_ends(self) -> None:
         def send(*_: object) -> None:
             raise ValueError("a defect")
 
@@ -375,7 +375,7 @@ class CallbackTests(RegistryTestCase):
         closed = Deferred.fromCoroutine(self.registry.drain_and_close())
         self.successResultOf(closed)
 
-    def test_status_is_sent_once_when_nothing_is_left(self) -> None:
+    def test_callback_sends_the_final_status_once(self) -> None:
         identifier = self.accept(callback_url=URL)
         child = self.world.child
         child.print(b"one\n")
@@ -544,7 +544,7 @@ class ArchiveTests(RegistryTestCase):
         self.assertEqual(self.consume(identifier), ["a", "\n"])
         self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))
 
-    def test_defect_of_the_archive_keeps_nothing(self) -> None:
+    def test_evaluation_is_released_though_the_archive_raises(self) -> None:
         self.archive.gate.error = ZeroDivisionError("oh")
         identifier, child = self.start(b"a\n")
         self.finish(child)

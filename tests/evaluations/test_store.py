@@ -112,7 +112,7 @@ WHOLE_ROW = EvaluationDetails(
 
 
 class RowTests(SynchronousTestCase):
-    def test_row_survives_packing(self) -> None:
+    def test_unpacked_row_equals_the_packed_one(self) -> None:
         for row in (WHOLE_ROW, make_row(1)):
             unpacked = unpack_evaluation(pack(row))
             self.assertEqual(pack(unpacked), pack(row))
@@ -197,7 +197,7 @@ class WritingTests(StoreTestCase):
         look("")
         self.assertEqual(found[-1], 3)
 
-    def test_changes_that_nobody_waits_for_wait_for_the_next_transaction(self) -> None:
+    def test_changes_without_a_flush_are_saved_with_the_next_transaction_or_timer(self) -> None:
         for cursor in range(9):
             self.store.save(make_row(1, begin_cursor=cursor))
             self.store.delete("e2")
@@ -244,7 +244,7 @@ class WritingTests(StoreTestCase):
             [row.sequence_number for row in self.store.load_live()], [1, 3, 4, 5, 7, 9]
         )
 
-    def test_highest_sequence_number_is_that_of_a_live_or_archived_row(self) -> None:
+    def test_last_sequence_number_is_the_highest_of_live_and_archived_rows(self) -> None:
         for row, highest in ((None, 0), (make_row(2), 2), (make_archived_row(9), 9)):
             if row is not None:
                 self.store.save(row)
@@ -307,7 +307,7 @@ class WritingTests(StoreTestCase):
         self.commit_all()
         self.assertIsNone(self.store.problem)
 
-    def test_close_writes_what_waits_and_tells_what_is_lost(self) -> None:
+    def test_close_logs_the_number_of_changes_that_a_full_disk_loses(self) -> None:
         self.limit_pages(1)
         self.store.save(make_row(1, form_digest=bytes(50_000)))
         self.store.delete("e2")
@@ -348,7 +348,7 @@ class ArchivedTests(StoreTestCase):
         self.store.save(make_row(7))
         self.clock.advance(SAVE_SECONDS)
 
-    def test_lists_are_those_of_a_caller_between_two_numbers(self) -> None:
+    def test_archive_list_has_the_rows_of_a_caller_in_a_range_of_numbers(self) -> None:
         def list_numbers(after: int, last: int, count: int) -> list[int]:
             found = self.store.list_archived("x", ["bob"], after, last, count, lambda _: None)
             return list(self.take(found))
@@ -357,7 +357,7 @@ class ArchivedTests(StoreTestCase):
         self.assertEqual(list_numbers(1, 5, 9), [2, 4, 5])
         self.assertEqual(list_numbers(0, 9, 2), [1, 2])
 
-    def test_callers_take_turns_at_lists_and_a_status_waits_for_one_of_them(self) -> None:
+    def test_lists_of_callers_alternate_and_a_status_waits_for_one_list(self) -> None:
         self.store._thread = threads = SlowThreads()  # type: ignore[assignment]
         ended: list[str] = []
         for caller in ("alice", "alice", "alice", "bob"):
@@ -502,7 +502,7 @@ class StandingsTests(StoreTestCase):
         self.assertEqual([entry[:2] for entry in listed], [("a", "q"), ("b", "q")])
         self.assertEqual(self.list_standings("c", problem="q", after=("c", "q")), [])
 
-    def test_part_ends_early_if_it_takes_long_and_the_next_goes_on(self) -> None:
+    def test_part_of_standings_ends_at_its_time_limit_and_the_next_continues(self) -> None:
         self.patch(store_module, "_MAX_STANDINGS_SECONDS", 0)
         damaged = [self.add("ann", problem, 0) for problem in "pqr"][1]
         damage_row(self.path, damaged)
@@ -534,7 +534,7 @@ class OpeningTests(StoreTestCase):
     def set_aside(self) -> list[Path]:
         return sorted(self.directory.glob("*.damaged-*[0-9]"))
 
-    def test_files_are_closed_to_other_users(self) -> None:
+    def test_files_can_be_read_only_by_their_owner(self) -> None:
         store = self.open()
         self.addCleanup(lambda: self.take(store.close()))
         modes = {path.name: path.stat().st_mode & 0o777 for path in self.directory.iterdir()}
@@ -653,7 +653,7 @@ class FullDiskTests(StoreTestCase):
                 pass
         return filler
 
-    def test_start_is_refused_without_room_and_nothing_is_set_aside(self) -> None:
+    def test_full_disk_refuses_the_start_and_leaves_the_database_in_place(self) -> None:
         self.fill_disk()
         error = self.assertRaises(ConfigurationError, self.open)
         self.assertIn("free some disk space", str(error))

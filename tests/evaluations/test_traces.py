@@ -94,7 +94,7 @@ class TraceTests(RestoringTestCase):
             self.assertEqual(span.parent.span_id, root.context.span_id)
         return root
 
-    def test_span_is_below_that_of_the_request_and_above_those_of_states(self) -> None:
+    def test_evaluation_span_is_child_of_the_request_and_parent_of_state_spans(self) -> None:
         self.world.repositories.remote = self.world.repositories.gate.shut = True
         self.world.archive = FakeArchive()
         self.world.archive.gate.shut = True
@@ -174,7 +174,7 @@ class TraceTests(RestoringTestCase):
         self.assertEqual(waiting[1], "")
         self.assertEqual(self.row(first).trace, trace)
 
-    def test_row_of_a_process_with_traces_ends_in_one_without(self) -> None:
+    def test_evaluation_with_a_trace_ends_in_a_process_without_traces(self) -> None:
         identifier, _ = self.begin()
         self.patch(TraceTests, "make", RestoringTestCase.make)
         self.restart()
@@ -204,7 +204,7 @@ class TraceTests(RestoringTestCase):
         self.assertEqual(self.spans(), {})
         self.assertTrue(trace[0].endswith("-00"), trace)
 
-    def test_traceparent_that_is_not_valid_begins_no_trace_of_its_own_choice(self) -> None:
+    def test_invalid_traceparent_is_ignored_and_a_new_trace_begins(self) -> None:
         good = TRACEPARENT.encode()
         for headers in (
             (),
@@ -237,7 +237,7 @@ class TraceTests(RestoringTestCase):
 
 
 class BuildTests(EvaluationTestCase):
-    def test_build_has_a_span_and_its_own_run_has_none(self) -> None:
+    def test_build_has_one_span_and_its_run_adds_none(self) -> None:
         exporter = InMemorySpanExporter()
         remove_tree(self.root / "upload")
         self.evaluation = self.make(problem="sum", build="make")
@@ -255,7 +255,7 @@ class BuildTests(EvaluationTestCase):
 
 
 class CollectorTests(SynchronousTestCase):
-    def test_collector_that_hangs_holds_nobody_up_and_spans_beyond_the_queue_are_dropped(
+    def test_collector_that_hangs_delays_no_caller_and_drops_spans_over_the_queue(
         self,
     ) -> None:
         self.patch(traces, "_STOP_SECONDS", 0.01)

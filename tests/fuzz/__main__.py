@@ -38,23 +38,27 @@ EXAMPLES = ROOT / "build" / "fuzz"
 TARGETS: dict[str, Sequence[str]] = {
     "stdout": (
         "tests.core.test_segi.PropertyTests.test_events_equal_the_reference_however_stdout_is_cut",
-        "tests.core.test_segi.SmallStepTests.test_events_do_not_depend_on_steps_and_turns",
-        "tests.core.test_segi_checkpoints.SmallStepTests.test_resumed_parser_cannot_be_told_from_the_first_one",
+        "tests.core.test_segi.SmallStepTests.test_small_steps_produce_the_events_of_the_reference",
+        "tests.core.test_segi_checkpoints.SmallStepTests.test_resumed_parser_returns_the_same_events_as_the_first_one",
         "tests.evaluations.test_run.PropertyTests.test_events_are_those_of_the_reference",
     ),
     "forms": (
         "tests.fuzz.test_forms.FormTests.test_any_body_is_a_form_or_refused_however_cut",
         "tests.fuzz.test_forms.FormTests.test_bytes_of_files_are_kept_whatever_they_resemble",
     ),
-    "requests": ("tests.fuzz.test_requests.RequestTests.test_any_request_is_answered_well",),
+    "requests": (
+        "tests.fuzz.test_requests.RequestTests.test_any_sequence_of_requests_gets_valid_responses_and_logs_no_error",
+    ),
     "cursors": (
         "tests.fuzz.test_cursors.CursorTests.test_any_cursor_leads_to_its_place_or_is_refused",
     ),
     "configuration": (
-        "tests.fuzz.test_configuration.ConfigurationTests.test_any_bytes_are_refused_in_a_sentence",
+        "tests.fuzz.test_configuration.ConfigurationTests.test_any_bytes_are_a_configuration_or_a_configuration_error",
         "tests.fuzz.test_configuration.ConfigurationTests.test_error_about_a_setting_names_its_path",
     ),
-    "client": ("tests.fuzz.test_client.ClientTests.test_any_lies_give_a_result_or_an_error",),
+    "client": (
+        "tests.fuzz.test_client.ClientTests.test_client_returns_a_result_or_a_client_error_for_any_bytes_of_a_server",
+    ),
 }
 """The properties of each target, as trial names them."""
 

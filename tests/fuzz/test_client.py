@@ -196,7 +196,9 @@ class ClientTests(SynchronousTestCase):
         st.lists(LIES, min_size=1, max_size=6),
     )
     @example("events", [Lie(b"HTTP/1.1 200 x\r\nSet-Cookie: \xff\r\n\r\n{}", [], None)])
-    def test_any_lies_give_a_result_or_an_error(self, asking: str, lies: Sequence[Lie]) -> None:
+    def test_client_returns_a_result_or_a_client_error_for_any_bytes_of_a_server(
+        self, asking: str, lies: Sequence[Lie]
+    ) -> None:
         client = HastyClient("http://127.0.0.1:1/", draw_random=random.Random(1).random)
         pool: Any = client._get_pool()._transport
         pool._pool._network_backend = sync_client._DeadlineNetwork(

@@ -111,7 +111,7 @@ class ConfigurationTests(SynchronousTestCase):
         return None
 
     @given(mutated(st.sampled_from(FILES), PIECES))
-    def test_any_bytes_are_refused_in_a_sentence(self, text: bytes) -> None:
+    def test_any_bytes_are_a_configuration_or_a_configuration_error(self, text: bytes) -> None:
         self.read(text)
 
     @given(st.sampled_from(PATHS), VALUES)

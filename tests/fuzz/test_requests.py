@@ -128,7 +128,9 @@ class World:
 class RequestTests(SynchronousTestCase):
     @settings(max_examples=settings().max_examples // 4)  # each takes long
     @given(st.sampled_from(sorted(CONFIGURATIONS)), STEPS)
-    def test_any_request_is_answered_well(self, kind: str, steps: Sequence[Any]) -> None:
+    def test_any_sequence_of_requests_gets_valid_responses_and_logs_no_error(
+        self, kind: str, steps: Sequence[Any]
+    ) -> None:
         world = World.begin(Path(self.mktemp()).resolve(), kind)
         for step in steps:
             world.take(step)

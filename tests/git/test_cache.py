@@ -85,7 +85,7 @@ class CheckOutTests(CacheTestCase):
             self.assertEqual(json.loads(marker.read_text())["tree_oid"], TREE)
             self.assertEqual(self.cache.disk_sizes, before)
 
-    def test_failure_leaves_nothing(self) -> None:
+    def test_failed_and_cancelled_fetches_leave_no_files_and_no_objects(self) -> None:
         running = Running()
         self.fetches = [NO_ROUTE] * 3 + [running]
         for number in range(3):
@@ -135,7 +135,7 @@ class CheckOutTests(CacheTestCase):
         self.restart()
         self.assertEqual(self.cache.disk_sizes["repositories"], before + 4096)
 
-    def test_on_full_disk_no_half_of_repository_looks_complete(self) -> None:
+    def test_repository_that_full_disk_leaves_incomplete_is_removed(self) -> None:
         def fill(path: Path) -> None:
             path.mkdir()
             raise OSError(errno.ENOSPC, "disk full")
@@ -239,7 +239,7 @@ class DamageTests(CacheTestCase):
             self.broken_once = {name}
             self.check_mended(OTHER)
 
-    def test_repository_that_is_no_better_when_fetched_anew_is_an_error(self) -> None:
+    def test_repository_that_is_damaged_again_after_one_new_fetch_is_an_error(self) -> None:
         self.broken["read-tree"] = CORRUPT
         error = self.refuse()
         self.assertEqual(
@@ -247,7 +247,7 @@ class DamageTests(CacheTestCase):
         )
         self.assertEqual(len(self.fetch_commands()), 1)
 
-    def test_failure_for_another_reason_leaves_the_repository(self) -> None:
+    def test_failure_other_than_damage_does_not_fetch_the_repository_again(self) -> None:
         for printed in (
             "error: unable to create file x: No space left on device",
             "remote: corrupt",
@@ -258,7 +258,7 @@ class DamageTests(CacheTestCase):
             self.assertEqual(self.names(), ["read-tree"])
             self.git.commands.clear()
 
-    def test_damage_that_full_disk_causes_is_no_reason_to_remove_what_was_whole(self) -> None:
+    def test_damage_reported_on_full_disk_does_not_cause_a_new_fetch(self) -> None:
         printed = "error: No space left on device\nfatal: packed object cc is corrupt"
         full = EvaluationFailure("lost", "the disk is full", {"stderr": printed})
         self.git.script = lambda command: fail(full)
@@ -301,7 +301,7 @@ class DamageTests(CacheTestCase):
         running.end(failed(f"{printed}\nfatal: fetch-pack: invalid index-pack output"))
         self.assertEqual(self.successResultOf(fetching).oid, OTHER)
 
-    def test_fetch_goes_on_in_repository_that_leaves_cache_meanwhile(self) -> None:
+    def test_fetch_succeeds_though_its_repository_is_removed_from_the_cache(self) -> None:
         running, fetching = self.fetch_while_repository_leaves_the_cache()
         self.lose_trees()
         running.end()

@@ -75,7 +75,7 @@ class CheckoutsTestCase(SynchronousTestCase):
 
 
 class ProvideTests(CheckoutsTestCase):
-    def test_tree_is_written_at_first_request(self) -> None:
+    def test_tree_is_written_once_for_all_requests(self) -> None:
         checkout = self.get()
         self.assertEqual(checkout.commit, Commit(OID, ONE, FILES, SIZE))
         self.assertEqual(os.readlink(checkout.path / "link"), "gone")
@@ -85,7 +85,7 @@ class ProvideTests(CheckoutsTestCase):
         self.assertNotEqual(self.written, [checkout.path])
         self.assertEqual(len(self.written), 1)
 
-    def test_commits_of_one_tree_share_it(self) -> None:
+    def test_commits_with_the_same_tree_share_one_checkout(self) -> None:
         one, two = self.get(), self.get(oid="d" * 40)
         self.assertEqual((one.commit.oid, two.commit.oid), (OID, "d" * 40))
         self.assertEqual((one.path, len(self.written)), (two.path, 1))
@@ -119,7 +119,7 @@ class ProvideTests(CheckoutsTestCase):
             self.assertEqual(self.detach(), "")
         self.assertTrue(self.successResultOf(requested).path.exists())
 
-    def test_checkout_that_is_cancelled_while_it_gets_its_name_is_complete(self) -> None:
+    def test_checkout_cancelled_during_its_rename_stays_in_the_cache(self) -> None:
         threads = SlowThreads()
         self.cache = self.make(threads)
         cancelled = self.check_out()
@@ -220,7 +220,7 @@ class BuildTests(CheckoutsTestCase):
 
 
 class EvictionTests(CheckoutsTestCase):
-    def test_size_is_the_most_that_the_files_take(self) -> None:
+    def test_size_of_a_checkout_is_at_least_the_disk_blocks_of_its_files(self) -> None:
         checkout = self.get()
         top = os.open(checkout.path, os.O_RDONLY)
         self.addCleanup(os.close, top)
@@ -228,7 +228,7 @@ class EvictionTests(CheckoutsTestCase):
         self.assertGreaterEqual(self.disk_bytes, used)
         self.assertEqual(self.disk_bytes, SIZE + (FILES + 1) * 4096)
 
-    def test_least_recently_used_goes(self) -> None:
+    def test_least_recently_used_checkouts_are_evicted_first(self) -> None:
         for tree in "123":
             self.get(tree * 40).release()
         self.get("1" * 40).release()

@@ -76,7 +76,7 @@ class CredentialTests(CacheTestCase):
         self.assertEqual(self.names(), [])
         self.check_private("bob", "")
 
-    def test_new_secret_fetches_anew(self) -> None:
+    def test_changed_password_requires_a_new_fetch(self) -> None:
         self.get(caller="alice")
         self.file.write_text("another")
         read_again(self.keyring)
@@ -85,7 +85,7 @@ class CredentialTests(CacheTestCase):
         self.refuse(caller="alice")
         self.assertEqual(self.logins()[1], Login("https://example.org", "judge", "another"))
 
-    def test_over_http_to_public_address_no_password_is_sent(self) -> None:
+    def test_no_password_is_sent_over_http_to_a_public_address(self) -> None:
         error = self.refuse(URL.replace("https", "http"), caller="alice")
         self.assertIn("https only", error.message)
         self.assertEqual(self.logins(), [])

@@ -39,7 +39,7 @@ class EvictionTestCase(CacheTestCase):
 
 
 class EvictionTests(EvictionTestCase):
-    def test_least_recently_used_goes_when_there_is_no_room(self) -> None:
+    def test_least_recently_used_repository_is_evicted_from_a_full_cache(self) -> None:
         for fetched, cached in (("abc", "abc"), ("ad", "acd"), ("e", "ade")):
             self.fetch_all(fetched)
             self.check_cached(cached)
@@ -71,7 +71,7 @@ class EvictionTests(EvictionTestCase):
 
 
 class RestartTests(EvictionTestCase):
-    def test_new_daemon_knows_what_is_in_cache(self) -> None:
+    def test_new_daemon_takes_over_the_cached_repositories_and_their_times(self) -> None:
         self.fetch_all("abca")
         for age, name in enumerate("acb"):
             _set_time(self.find(name), 1_700_000_000 - age)

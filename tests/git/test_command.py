@@ -78,7 +78,7 @@ class CommandTests(GitTestCase):
         self.assertEqual(tuple(argv[-len(arguments) :]), arguments)
         self.assertEqual(self.spawn.child.directory, "/")
 
-    def test_next_commands_are_in_shells_script(self) -> None:
+    def test_following_commands_are_in_the_shell_script_after_the_first(self) -> None:
         child = self.start("fetch", "$(x)", next_commands=(("log", "a'b"), ("ls-tree",)))
         argv = list(child.argv)[BEFORE:]
         script = argv[argv.index("-c") + 1]
@@ -167,7 +167,7 @@ class LoginTests(GitTestCase):
         self.assertRaises(OSError, os.fstat, descriptor)
         self.end()
 
-    def test_helper_is_for_one_server(self) -> None:
+    def test_credential_helper_is_configured_for_one_server_only(self) -> None:
         argv = list(self.spawn.child.argv)
         (helper,) = (one for one in argv if "/proc/self/fd/" in one)
         self.assertTrue(helper.startswith("credential.https://git.example.org.helper=!"))
@@ -188,7 +188,7 @@ class LoginTests(GitTestCase):
         stderr = self.successResultOf(self.requested).stderr
         self.assertEqual(stderr, "remote: you said *** and ***")
 
-    def test_no_part_of_password_is_left_where_beginning_of_much_is_cut_off(self) -> None:
+    def test_truncated_stderr_has_no_part_of_the_password(self) -> None:
         for before in range(8150, 8250):
             requested = self.fetch()
             self.spawn.child.complain(b"s3cr:t@" * 20 + b"." * before)
@@ -216,7 +216,7 @@ class BoxTests(GitTestCase):
     def kill_command(self, child: Any) -> None:
         self.killed.append(child)
 
-    def test_sandbox_is_inside_limits(self) -> None:
+    def test_sandbox_is_started_after_the_shell_that_sets_the_limits(self) -> None:
         reach = SandboxAccess(has_network=True)
         self.run_git("fetch", reach=reach)
         self.run_git("log")
@@ -227,7 +227,7 @@ class BoxTests(GitTestCase):
             child.end()
         self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, READ_ONLY_ACCESS)])
 
-    def test_commands_are_killed_by_sandbox(self) -> None:
+    def test_timeout_cancellation_and_refused_output_kill_through_the_sandbox(self) -> None:
         self.run_git("fetch", timeout=60)
         self.clock.advance(60)
         self.end(137)
@@ -281,7 +281,7 @@ class ResultTests(GitTestCase):
             expected = GitResult(status, "on stdout\n", "on stderr")
             self.assertEqual(self.successResultOf(requested), expected)
 
-    def test_of_much_output_end_is_kept(self) -> None:
+    def test_last_64_kib_of_stdout_and_8_kib_of_stderr_are_kept(self) -> None:
         requested = self.run_git("status")
         for number in range(100):
             self.spawn.child.print(b"%01000d" % number)
@@ -329,12 +329,12 @@ class ResultTests(GitTestCase):
             self.assertEqual((error.reason, error.is_daemon_fault), ("lost", is_alarming))
             self.assertEqual(error.extra_members["stderr"], printed.decode())
 
-    def test_server_can_choose_where_kept_end_of_much_begins(self) -> None:
+    def test_server_can_make_the_kept_stderr_begin_with_bwrap(self) -> None:
         for before in (b"remote: ", b"x" * 8192):
             result = self.get(before + b"bwrap: " + b"y" * (8192 - len(b"bwrap: ")), 128)
             self.assertTrue(result.stderr.startswith("bwrap: "))
 
-    def test_git_that_kernel_has_killed_alarms_nobody(self) -> None:
+    def test_git_killed_by_the_kernel_is_lost_and_no_fault_of_the_daemon(self) -> None:
         reader = b"fatal: fetch-pack: invalid index-pack output"
         for printed, *ended in ((b"", 137), (b"", 0, signal.SIGKILL), (reader, 128)):
             error = self.refuse(printed, *ended, timeout=60)
@@ -349,7 +349,7 @@ class ResultTests(GitTestCase):
         self.clock.pump([0] * 3)
         self.assertEqual(self.successResultOf(requested).status, 0)
 
-    def test_without_shell_its_oserror_is_raised(self) -> None:
+    def test_oserror_of_a_missing_shell_is_raised(self) -> None:
         self.spawn.error = FileNotFoundError(2, "no git")
         self.failureResultOf(self.run_git("status", timeout=5), FileNotFoundError)
         self.assertEqual(self.clock.getDelayedCalls(), [])

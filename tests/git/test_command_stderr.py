@@ -75,7 +75,7 @@ OTHERS = (
 
 
 class ClassificationTests(SynchronousTestCase):
-    def test_message_is_of_its_own_class(self) -> None:
+    def test_each_message_of_git_matches_the_patterns_of_one_class_only(self) -> None:
         classes = (
             UNADVERTISED,
             MISSING,
@@ -153,13 +153,13 @@ class ClassificationTests(SynchronousTestCase):
         ):
             self.assertIn(words, explain_fetch_failure(printed))
 
-    def test_exit_status_tells_that_git_itself_was_killed(self) -> None:
+    def test_exit_status_of_sigkill_or_sigbus_means_git_was_killed(self) -> None:
         for status in (-9, 137, -7, 135):
             self.assertTrue(is_git_killed_by_kernel(status, "fatal: early EOF"))
         for status in (0, 1, 9, -11, 139, 153):
             self.assertFalse(is_git_killed_by_kernel(status, ""))
 
-    def test_memory_that_server_lacks_is_this_machines_only_if_git_serves_itself(self) -> None:
+    def test_out_of_memory_of_the_server_counts_only_for_a_local_repository(self) -> None:
         printed = "remote: fatal: Out of memory, malloc failed"
         self.assertFalse(is_git_memory_exhausted(printed, serving=False))
         self.assertTrue(is_git_memory_exhausted(printed, serving=True))

@@ -45,7 +45,7 @@ class MeterTests(SynchronousTestCase):
         self.check(TreeLimits(3, 99, 1), LIST)
         self.check(TreeLimits(9, 14, 1), LIST, limit="repositories.tree_bytes", value=14)
 
-    def test_submodule_too_many_is_refused(self) -> None:
+    def test_commit_with_more_submodules_than_the_limit_is_refused(self) -> None:
         self.check(TreeLimits(9, 99), LIST, path="sub")
         self.check(TreeLimits(9, 99, 1), LIST + LIST, path="sub")
 
@@ -86,7 +86,7 @@ class InspectionTests(SynchronousTestCase):
         ):
             self.assertEqual(self.feed(*chunks, before=before).has_begun(), expected)
 
-    def test_no_commit_without_a_list_or_with_another_line(self) -> None:
+    def test_malformed_output_of_git_log_or_ls_tree_gives_no_commit(self) -> None:
         for chunks, before in (((), 0), ((LINE,), 0), ((b"\0", LINE), 1), ((b"\0",), 0)):
             self.assertIsNone(self.feed(*chunks, before=before).commit)
         for line in (
@@ -98,7 +98,7 @@ class InspectionTests(SynchronousTestCase):
         ):
             self.assertIsNone(self.feed(line + b"\0" + LIST).commit, line)
 
-    def test_of_line_that_does_not_end_little_is_kept(self) -> None:
+    def test_endless_line_takes_under_100_kb_of_memory(self) -> None:
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
         inspection = self.feed(*[b"x" * 1000] * 1000)
@@ -165,7 +165,7 @@ class FetchLimitTests(SynchronousTestCase):
                 self.budget.spent_bytes, (self.path / "objects/new").stat().st_blocks * 512
             )
 
-    def test_refusal_for_another_limit_stays_error(self) -> None:
+    def test_failure_for_another_limit_is_raised_unchanged(self) -> None:
         for is_complete in (False, True):
             self.setUp()
             self.write("objects/tmp_pack", 10)
@@ -175,7 +175,7 @@ class FetchLimitTests(SynchronousTestCase):
             self.assertEqual(error.message, "too much memory")
             self.check("old", "tmp_pack")
 
-    def test_file_at_limit_made_git_fail(self) -> None:
+    def test_git_failure_with_a_file_at_the_limit_is_refused_as_too_large(self) -> None:
         for end in (
             lambda: self.git.errback(EvaluationFailure("lost", "git was killed")),
             lambda: self.git.callback(GitResult(128, "", "died of signal 25")),

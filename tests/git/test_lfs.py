@@ -58,7 +58,7 @@ class PointerTests(SynchronousTestCase):
         error = self.assertRaises(EvaluationFailure, find_lfs_pointers, self.tree)
         self.assertIn(error.extra_members["path"], ("deep/run", "deep/same"))
 
-    def test_content_takes_place_of_pointer(self) -> None:
+    def test_lfs_pointer_is_replaced_by_its_content(self) -> None:
         self.assertIs(
             replace_lfs_pointers(self.tree, self.objects, 7 + 200 + len("deep/run")), None
         )

@@ -84,14 +84,14 @@ class TargetTests(SynchronousTestCase):
         self.check(KEY, True, "ssh://git@git.example.org/x", "git@git.example.org:x")
         self.check(KEY, False, "https://git.example.org/x", "ssh://git@git.example.org:2222/x")
 
-    def test_without_callers_everybody_may_use_credential(self) -> None:
+    def test_credential_is_usable_for_its_callers_or_without_callers_for_all(self) -> None:
         target = parse("https://git.example.org/x")
         for callers, allowed in (((), ["alice", "bob", ""]), (("alice", "carol"), ["alice"])):
             credential = attrs.evolve(PASSWORD, callers=callers)
             found = [one for one in ("alice", "bob", "") if credential.is_usable_for(target, one)]
             self.assertEqual(found, allowed)
 
-    def test_each_part_but_callers_changes_identity(self) -> None:
+    def test_credential_id_depends_on_each_member_except_callers(self) -> None:
         changes = ({"host": "*.example.org"}, {"port": 443}, {"username": "x"}, {"secret": "x"})
         credentials = [PASSWORD, *(attrs.evolve(PASSWORD, **change) for change in changes)]
         credentials += [KEY, attrs.evolve(KEY, key_file="/k/another")]
@@ -144,7 +144,7 @@ class LoginTests(SynchronousTestCase):
         self.assertEqual(login.scrub_password(text), "a *** b *** c *** d *** e")
         self.assertGreaterEqual(login.max_encoded_password_bytes, len(basic))
 
-    def test_no_secret_is_in_what_traceback_or_log_might_show(self) -> None:
+    def test_repr_of_credentials_and_logins_has_no_secret(self) -> None:
         for secret in ("s3cr", "KEY"):
             self.assertNotIn(secret, repr((PASSWORD, KEY, self.login())))
 
@@ -154,7 +154,7 @@ class PasswordTests(SynchronousTestCase):
         for content in (" a b", " a b\n", " a b\r\n"):
             self.assertEqual(parse_password(content), " a b")
 
-    def test_other_content_is_refused_in_words_that_do_not_show_it(self) -> None:
+    def test_invalid_password_file_is_refused_without_showing_its_content(self) -> None:
         for content, reason in (
             ("", "empty"),
             (" \n", "empty"),
@@ -216,7 +216,7 @@ class KeyringTests(SynchronousTestCase):
         self.assertEqual(self.find_password(keyring), "s3cret")
         self.check_refused(entry, words="LoadCredential", setting="[0].password_file")
 
-    def test_key_stays_in_its_file(self) -> None:
+    def test_credential_has_the_paths_of_the_key_and_of_known_hosts(self) -> None:
         key, hosts = self.write("id", "KEY"), self.write("hosts", "example ssh-ed25519 A")
         entry = self.entry(key_file=key, known_hosts_file=hosts)
         found = self.keyring(entry).choose_credential("git@git.example.org:x", "")
@@ -240,7 +240,7 @@ class KeyringTests(SynchronousTestCase):
         entry = self.entry(password_file=str(self.folder))
         self.check_refused(entry, words="directory", setting="[0].password_file")
 
-    def test_keyring_names_its_files(self) -> None:
+    def test_keyring_lists_its_files_for_the_reload(self) -> None:
         self.write("password", "s3cret")
         key, hosts = self.write("id", "KEY"), self.write("hosts", "example A")
         keyring = self.keyring(
@@ -303,7 +303,7 @@ class RouteTests(SynchronousTestCase):
     def refuse(self, resolver: FakeResolver, url: str = "https://h/x") -> EvaluationFailure:
         return self.failureResultOf(self.find(resolver, url), EvaluationFailure).value
 
-    def test_addresses_are_pinned_later(self) -> None:
+    def test_git_is_pinned_to_the_addresses_of_the_first_look_up(self) -> None:
         resolver = FakeResolver(["8.8.8.8", "2606:4700::1"], ["127.0.0.1"])
         route = self.successResultOf(self.find(resolver))
         self.assertEqual(route.environment["GIT_CONFIG_VALUE_0"], "h:443:8.8.8.8,[2606:4700::1]")
@@ -335,7 +335,7 @@ class RouteTests(SynchronousTestCase):
         self.assertIn("-i/k/id", route.environment["GIT_SSH_COMMAND"])
         self.assertEqual(route.readable_paths, ("/k/id", "/k/hosts"))
 
-    def test_missing_name_is_repositorys_fault(self) -> None:
+    def test_unknown_host_is_the_fault_of_the_repository_and_dns_failure_is_not(self) -> None:
         silent = gaierror(EAI_AGAIN, "Temporary failure in name resolution")
         for answer, reason, words in (
             ([], "repository", "the host h does not exist or has no address; check its spelling"),

@@ -37,7 +37,7 @@ class ArgumentsTests(CacheTestCase):
             found.append([a for a in arguments[7:] if a not in ("--end-of-options", URL)])
         self.assertEqual(found, list(expected))
 
-    def test_commit_by_its_oid_comes_first(self) -> None:
+    def test_commit_is_fetched_by_oid_then_by_branch_then_with_all_branches(self) -> None:
         for branch, depth, gained, expected in (
             (None, None, 1, (["--depth=1", BY_OID],)),
             (None, 5, 1, (["--depth=5", BY_OID],)),
@@ -55,7 +55,7 @@ class ArgumentsTests(CacheTestCase):
         self.get()
         self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
 
-    def test_server_that_lacks_the_commit_is_asked_once(self) -> None:
+    def test_server_that_reports_a_missing_commit_is_not_asked_again(self) -> None:
         for printed in (
             f"fatal: remote error: upload-pack: not our ref {OID}",
             f"fatal: protocol error: want {OID} not valid",
@@ -68,7 +68,7 @@ class ArgumentsTests(CacheTestCase):
             self.assertIn(f"no commit {OID}, on branch 'main' or elsewhere", error.message)
             self.assertEqual(len(self.fetch_commands()), 1)
 
-    def test_commit_that_no_fetch_brings_is_not_one_of_repository(self) -> None:
+    def test_commit_missing_after_all_three_fetches_is_refused(self) -> None:
         self.gained = 99
         self.assertEqual(self.refuse(branch="main").reason, "commit")
         self.assertEqual(len(self.fetch_commands()), 3)
@@ -112,7 +112,7 @@ class ArgumentsTests(CacheTestCase):
             self.assertIn("not tracked in .gitattributes", self.refuse().message)
             self.assertEqual(self.cache.disk_sizes, sizes)
 
-    def test_other_object_is_named(self) -> None:
+    def test_oid_of_a_tree_or_a_file_is_refused_as_such(self) -> None:
         self.broken["log"] = GitResult(0, "", "")
         self.broken["ls-tree"] = failed("fatal: not a tree object")
         error = self.refuse()
@@ -129,7 +129,7 @@ class ArgumentsTests(CacheTestCase):
         self.assertEqual((local.source, remote.source), ("/srv/x", None))
         self.assertEqual(remote.environment["GIT_CONFIG_VALUE_0"], "example.org:443:8.8.8.8")
 
-    def test_commands_write_where_they_have_to(self) -> None:
+    def test_each_git_command_may_write_only_the_directories_it_needs(self) -> None:
         self.get()
         path = self.path()
         self.get("/srv/x")
@@ -158,7 +158,7 @@ class BranchTests(CacheTestCase):
     def ask(self, url: str = URL, branch: str = "main") -> Deferred[str]:
         return Deferred.fromCoroutine(self.cache.resolve_branch(Repository(url, branch), ""))
 
-    def test_commit_is_that_of_one_ref(self) -> None:
+    def test_branch_resolves_to_the_oid_of_its_full_ref_name(self) -> None:
         for oid in (OID, OTHER):
             printed = f"{TREE}\trefs/heads/a/refs/heads/main\n{oid}\trefs/heads/main\n"
             self.broken["ls-remote"] = GitResult(0, printed, "")
@@ -183,7 +183,7 @@ class BranchTests(CacheTestCase):
                 ),
             )
 
-    def test_rules_for_urls_are_those_of_a_fetch(self) -> None:
+    def test_branch_look_up_refuses_the_urls_that_a_fetch_refuses(self) -> None:
         self.broken["ls-remote"] = failed("fatal: unable to access")
         for url, words in (
             ("https://127.0.0.1/x", "private address"),
@@ -194,7 +194,7 @@ class BranchTests(CacheTestCase):
             self.assertEqual(error.reason, "repository")
             self.assertIn(words, error.message)
 
-    def test_fetch_does_not_hold_question_back(self) -> None:
+    def test_branch_look_up_does_not_wait_for_a_running_fetch(self) -> None:
         fetching = Running()
         self.fetches = [fetching]
         self.addCleanup(fetching.end)
@@ -202,7 +202,7 @@ class BranchTests(CacheTestCase):
         self.broken["ls-remote"] = GitResult(0, f"{OID}\trefs/heads/main\n", "")
         self.assertEqual(self.successResultOf(self.ask()), OID)
 
-    def test_server_that_does_not_answer_is_left_after_timeout_of_fetch(self) -> None:
+    def test_branch_look_up_is_killed_after_fetch_timeout(self) -> None:
         asking = Running()
         self.git.script = lambda command: asking.result()
         asked = self.ask()
@@ -216,7 +216,7 @@ class BranchTests(CacheTestCase):
 
 
 class DeadlineTests(CacheTestCase):
-    def test_look_up_ends_before_fetch_as_whole_does(self) -> None:
+    def test_host_look_up_ends_before_the_fetch_timeout(self) -> None:
         self.resolver.silent = True
         requested = self.check_out()
         self.clock.advance(29)
@@ -237,7 +237,7 @@ class DeadlineTests(CacheTestCase):
         self.assertEqual(error.extra_members, {"limit": "repositories.fetch_timeout", "value": 60})
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_wait_for_another_fetch_of_repository_counts(self) -> None:
+    def test_fetch_timeout_includes_the_wait_for_another_fetch(self) -> None:
         first, second = Running(), Running()
         self.fetches = [first, second]
         self.gained = 99
@@ -303,7 +303,7 @@ class LimitTests(CacheTestCase):
         self.assertIn("is stored in Git LFS", error.message)
         self.assertEqual([*self.root.glob("*.tree*"), *self.root.glob("*.git/commits/*")], [])
 
-    def test_commit_whose_tree_git_cannot_list_is_not_fetched(self) -> None:
+    def test_commit_whose_tree_git_cannot_list_is_refused(self) -> None:
         self.broken["ls-tree"] = failed("fatal: not a tree object")
         self.assertIn("could not list", self.refuse().message)
 

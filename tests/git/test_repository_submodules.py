@@ -70,10 +70,10 @@ class UrlsTests(SynchronousTestCase):
         self.assertEqual(error.message, "the commit's .gitmodules is over 60 KiB")
 
     @given(st.text(max_size=50))
-    def test_nothing_that_git_prints_is_error_by_itself(self, printed: str) -> None:
+    def test_any_output_of_git_raises_nothing_without_submodules(self, printed: str) -> None:
         self.complete(printed)
 
-    def test_file_is_read_in_commit(self) -> None:
+    def test_gitmodules_is_read_from_the_commit_without_includes(self) -> None:
         command = build_submodule_list_command(OID)
         self.assertIn(f"--blob={OID}:.gitmodules", command)
         self.assertIn("--no-includes", command)
@@ -93,7 +93,7 @@ class ResolveTests(SynchronousTestCase):
         ):
             self.assertEqual(resolve_submodule_url(url, parent), expected)
 
-    def test_another_url_stays_as_it_is(self) -> None:
+    def test_absolute_submodule_url_stays_unchanged(self) -> None:
         for url in ("https://other/x", "git@other:x", "ssh://u@other/x"):
             for parent in PARENTS:
                 self.assertEqual(resolve_submodule_url(url, parent), url)
@@ -151,14 +151,14 @@ class CheckoutTests(CacheTestCase):
             self.assertEqual(self.names(), [])
             self.assertEqual(self.checkouts[-1].path, path)
 
-    def test_submodules_own_checkout_is_not_in_use_by_whole_one(self) -> None:
+    def test_checkout_of_a_submodule_can_be_evicted_after_a_restart(self) -> None:
         self.get()
         self.release()
         self.capacity = 0
         self.restart()
         self.assertEqual(list(self.root.iterdir()), [])
 
-    def test_each_fetch_has_bytes_that_those_before_it_have_left(self) -> None:
+    def test_fetches_of_a_commit_share_one_limit_of_bytes(self) -> None:
         self.grow = lambda repository: (repository / "objects/new").write_bytes(b"x" * 40_960)
         self.get()
         sizes = [command.max_file_size for command in self.fetch_commands()]
@@ -183,7 +183,7 @@ class CheckoutTests(CacheTestCase):
             self.assertEqual((error.reason, error.extra_members["path"]), (reason, "lib"))
             self.assertTrue(error.message.startswith("submodule 'lib': "))
 
-    def test_damage_in_submodules_repository_costs_that_of_its_parent_nothing(self) -> None:
+    def test_damaged_repository_of_a_submodule_leaves_that_of_its_parent_alone(self) -> None:
         self.get()
         self.release()
         cached = {path.name for path in self.root.glob("*.git")}
@@ -218,12 +218,12 @@ class CheckoutTests(CacheTestCase):
             self.assertIn(words, error.message)
             self.assertEqual(len(self.fetch_commands()), before + 1)
 
-    def test_submodules_of_submodules_count_and_end_endless_chain(self) -> None:
+    def test_endless_chain_of_nested_submodules_is_refused(self) -> None:
         self.nested, self.url = True, "../problem.git"
         error = self.refuse()
         self.assertEqual(error.extra_members["path"], "lib/lib/lib")
 
-    def test_submodules_count_once_though_the_repository_is_fetched_again(self) -> None:
+    def test_repeated_fetch_of_a_damaged_repository_counts_its_submodules_once(self) -> None:
         self.most = 1
         self.restart()
         self.get()

@@ -161,7 +161,9 @@ class SharedAttacks(AttackCase):
         await self.client.cancel(identifier)
         return int(printed.split()[1])
 
-    async def test_pipe_pages_taken_by_one_leave_others_working(self) -> None:
+    async def test_evaluations_run_while_one_holds_more_pipe_pages_than_the_soft_limit(
+        self,
+    ) -> None:
         self.assertGreater(await self.taken(PIPES), PIPE_PAGES)
 
     async def test_descriptors_in_flight_keep_no_evaluation_from_starting(self) -> None:
@@ -173,7 +175,7 @@ class SharedAttacks(AttackCase):
         self.assertEqual(text(printed), "given\n0\n")
         await self.client.cancel(identifier)
 
-    async def test_pending_timers_count_for_their_evaluation(self) -> None:
+    async def test_pending_timers_are_limited_for_each_evaluation(self) -> None:
         self.assertLessEqual(await self.taken(TIMERS), 1024)
 
     @needs_cgroups

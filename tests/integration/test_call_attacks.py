@@ -15,7 +15,9 @@ from tests.integration.client import python
 
 
 class CallAttacks(AttackCase):
-    async def test_harmful_arguments_and_families_are_refused_and_ordinary_calls_work(self) -> None:
+    async def test_dangerous_arguments_and_socket_families_are_refused_and_others_allowed(
+        self,
+    ) -> None:
         families = {**calls.FAMILIES, **calls.INTERNET, **calls.RAW}
         tables = (calls.BY_ARGUMENT, families, calls.ALLOWED)
         attacked = await self.attack(calls.CALLS, calls.calls_argument(*tables))
@@ -49,7 +51,7 @@ class CallAttacks(AttackCase):
 
 
 class PrivilegeAttacks(AttackCase):
-    async def test_evaluator_has_no_capability_an_ordinary_user_and_priority_and_no_core(
+    async def test_evaluator_is_an_ordinary_user_without_capabilities_and_core_dumps(
         self,
     ) -> None:
         script = """

@@ -22,7 +22,7 @@ def filling(program: str, place: str = "$TEMPORARY_DIRECTORY") -> str:
 
 
 class DiskAttacks(AttackCase):
-    async def test_files_are_stopped_however_they_are_made_and_hidden(self) -> None:
+    async def test_run_over_a_disk_limit_is_stopped_however_its_files_are_made(self) -> None:
         for name, places, limit, value in (
             ("MANY_FILES", PLACES, "disk", DISK),
             ("INODES", MOUNTED, "disk_files", DISK_FILES),
@@ -38,7 +38,7 @@ class DiskAttacks(AttackCase):
                 except AssertionError as error:
                     raise AssertionError(f"{name} in {place}: {error}") from error
 
-    async def test_one_large_file_is_stopped(self) -> None:
+    async def test_run_that_writes_a_file_over_file_size_is_stopped(self) -> None:
         large = "head -c 20000000 /dev/zero > $HOME/{word}; exit 1"
         for command in (filling(fillers.ONE_FILE), large):
             self.stopped(await self.attack_by(command), "file_size", "file_size", FILE_SIZE)
@@ -48,7 +48,7 @@ class DiskAttacks(AttackCase):
         attacked = await self.attack_by(python(script))
         self.assertEqual(attacked.status["state"], "finished", attacked.events)
 
-    async def test_sparse_files_count_for_nothing(self) -> None:
+    async def test_sparse_files_do_not_count_against_the_disk_limit(self) -> None:
         attacked = await self.attack_by(filling(fillers.SPARSE))
         self.assertEqual(attacked.text, "True\n")
         self.assertEqual(attacked.status["state"], "finished")
@@ -58,7 +58,7 @@ class DiskAttacks(AttackCase):
             attacked = await self.attack_by(filling(fillers.ALLOCATED, place))
             self.assertEqual(attacked.text, f"{2 * UNSUPPORTED}True\nTrue\n")
 
-    async def test_no_other_place_can_be_written(self) -> None:
+    async def test_directories_outside_the_workspace_cannot_be_written(self) -> None:
         script = (
             "for place in / /usr /usr/local /etc /dev /proc /evaluation /evaluation/submission"
             ' "$(dirname "$SUBMISSION_FILE_SOLUTION")" /var /run /opt; do'

@@ -88,7 +88,7 @@ class EnvironmentTests(DaemonTestCase):
         )
         self.assertRegex(printed, r"\Ajava \d+\n\Z")
 
-    async def test_nothing_of_the_machine_is_seen(self) -> None:
+    async def test_environment_shows_no_file_of_the_machine_and_is_read_only(self) -> None:
         printed = await self.run_in_debian(
             "cut -d: -f1 /etc/passwd; cat /etc/debian_version; ls -d /usr/bin/git /etc/ssh /root"
             " 2>/dev/null; echo x 2>/dev/null >/usr/x || echo read-only; "

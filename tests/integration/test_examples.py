@@ -123,18 +123,18 @@ class ExampleTests(DaemonTestCase):
             goals = await self.judge(name, solution, problem.evaluator_cmd)
             self.assertEqual(goals, [(goal, solution == right) for goal in problem.goals], name)
 
-    async def test_scripts_reach_their_goals_and_cheats_none(self) -> None:
+    async def test_script_solutions_reach_all_goals_and_cheats_none(self) -> None:
         self.assertEqual({*load_problems()} - {*RUNS}, {"knights_tour"}, "which runs no program")
         for name in ("inversions", "max_subarray", "sort_by_questions", "word_count"):
             await self.check(name)
 
-    async def test_cpp_evaluator_judges(self) -> None:
+    async def test_cpp_solution_reaches_all_goals_and_the_cheat_none(self) -> None:
         await self.check("guess_number")
 
-    async def test_java_solutions_are_judged(self) -> None:
+    async def test_java_solution_reaches_all_goals_and_the_cheat_none(self) -> None:
         await self.check("ring_buffer")
 
-    async def test_cheats_reach_only_what_they_earned(self) -> None:
+    async def test_cheating_solutions_reach_only_the_expected_goals(self) -> None:
         for name, file, content, reached in CHEATS:
             problem = load_problems()[name]
             goals = await self.judge(name, file, problem.evaluator_cmd, content)

@@ -66,7 +66,7 @@ class FetchingTests(DaemonTestCase):
         await self.judge(url, self.beside[2], repository_branch="beside", repository_depth="2")
         self.assertEqual(server.fetches, 5)
 
-    async def test_v0_server_gives_a_branch_or_everything_where_no_branch_helps(self) -> None:
+    async def test_protocol_v0_server_sends_the_branch_or_else_all_branches(self) -> None:
         server, url = self.http(v2=False)
         await self.judge(url, self.beside[0], repository_branch="beside")
         asked = server.fetches
@@ -81,7 +81,7 @@ class FetchingTests(DaemonTestCase):
             _, url = self.http(v2=False)
             await self.judge(url, self.beside[0], **fields)
 
-    async def test_annotated_tag_is_its_commit(self) -> None:
+    async def test_annotated_tag_is_resolved_to_its_commit(self) -> None:
         folder = self.repository.folder
         git(folder, "tag", "--annotate", "--message=A mark of a mark", "nested", "v1")
         commit = git(folder, "rev-parse", "v1^{commit}")

@@ -193,7 +193,7 @@ class PinTests(RepositoryTestCase):
         found, _ = await remotes.resolve_remote(url)
         return found
 
-    async def test_git_keeps_to_the_address(self) -> None:
+    async def test_git_connects_to_the_pinned_address(self) -> None:
         server = GitDaemon(self.repository.folder.parent)
         self.addCleanup(server.stop)
         url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository"
@@ -249,7 +249,7 @@ class RepositoryTests(AttackTestCase):
         commit = make_commit(self.evil, tree)
         return await self.refuse(f"file://{self.evil}", commit, reason)
 
-    async def test_words_of_a_server_leave_the_daemon_ready(self) -> None:
+    async def test_disk_error_printed_by_a_server_or_path_leaves_the_daemon_ready(self) -> None:
         (self.folder / "loop").symlink_to("loop")
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))
@@ -348,7 +348,7 @@ class RepositoryTests(AttackTestCase):
             self.limit(await self.refuse(url, commit), "fetch_bytes", 4 * MIB)
             self.assertLess(self.cached(url), 10_000)
 
-    async def test_a_server_that_turns_into_one_of_plain_files_is_refused(self) -> None:
+    async def test_smart_server_that_answers_later_with_plain_files_is_refused(self) -> None:
         commit = make_commit(self.evil, make_object(self.evil, "tree", b""))
         git(self.evil, "update-server-info")
         server = TurningServer(self.folder)

@@ -87,7 +87,7 @@ class ObjectTests(BareRepositoryCase):
         out = await self.check_out(commit)
         self.assertEqual((out / "d/x").read_text(), "content\n")
 
-    async def test_faults_that_attack_are_refused(self) -> None:
+    async def test_malicious_tree_objects_are_refused(self) -> None:
         blob = git(self.source.folder, "rev-parse", "HEAD:file")
         url = make_object(
             self.source.folder, "blob", b'[submodule "a"]\n\tpath = a\n\turl = -u./payload\n'

@@ -58,7 +58,7 @@ class SandboxTests(TestCase):
         outcome = await self.run_script(script, reach)
         self.assertEqual(outcome.stdout.split(), printed.split(), outcome.stderr)
 
-    async def test_git_sees_its_own_repository_alone(self) -> None:
+    async def test_git_sees_only_its_own_repository_and_system_files(self) -> None:
         await self.check(f"ls -A {self.folder}", "own.git")
         await self.check(f"cat {self.folder}/key {self.other}/HEAD || echo no", "no")
         await self.check("ls -d /home /root /var /opt /srv /run /sys 2>/dev/null || echo no", "no")

@@ -40,7 +40,7 @@ class ServerTests(BareRepositoryCase):
         self.addCleanup(server.stop)
         return server.url
 
-    async def test_words_of_git_about_each_kind_of_server_are_explained(self) -> None:
+    async def test_errors_of_git_about_each_kind_of_server_are_explained(self) -> None:
         git(self.folder, "init", "--quiet", "--bare", "--object-format=sha256", "sha256.git")
         git(self.source.folder, "update-server-info")
         web = self.serve(
