@@ -77,7 +77,7 @@ class ProfileTests(SynchronousTestCase):
         calls = list_calls("@system-service") | list_calls("@mount") - {"chroot"}
         self.assertEqual(sorted(calls - permitted() - {*NOT_NEEDED.split(), *LATER.split()}), [])
 
-    def test_container_refuses_what_reaches_beyond_it(self) -> None:
+    def test_container_profile_forbids_calls_that_reach_the_host(self) -> None:
         profile = json.loads(PROFILE_FILE.read_text())
         self.assertEqual(set(NEVER.split()) & permitted(), set())
         self.assertEqual(profile["defaultAction"], "SCMP_ACT_ERRNO")

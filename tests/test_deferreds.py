@@ -92,7 +92,7 @@ class OneShotTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(other), 3)
         self.assertEqual(self.successResultOf(event.wait()), 3)
 
-    def test_changes_to_one_waiters_deferred_do_not_reach_others(self) -> None:
+    def test_callback_of_one_waiter_does_not_change_the_value_of_another(self) -> None:
         event: OneShotEvent[int] = OneShotEvent()
         first, second = event.wait(), event.wait()
         first.addCallback(lambda value: value + 1)

@@ -43,7 +43,7 @@ class ProxiesTests(SynchronousTestCase):
         ):
             self.assertLess(self.seconds(name, setting), self.configuration.http.idle_timeout)
 
-    def test_proxy_waits_longer_than_any_stream_is_quiet(self) -> None:
+    def test_proxy_timeouts_are_longer_than_the_longest_quiet_stream(self) -> None:
         # JSON Lines are quiet for as long as an evaluator may run and print nothing.
         configuration = self.configuration
         longest = max(configuration.polls.wait, HEARTBEAT_SECONDS, configuration.limits.wall_clock)

@@ -16,7 +16,7 @@ SMALL = Scenario(
 
 
 class OutcomeTests(SynchronousTestCase):
-    def test_refused_clients_come_back_and_are_served(self) -> None:
+    def test_refused_clients_retry_and_are_all_served(self) -> None:
         outcome = Simulation(SMALL, seed=1).run()
         self.assertEqual((len(outcome.all_waits), outcome.given_up.total()), (80, 0))
         self.assertGreater(outcome.refusals["evaluations.queued"], 5)

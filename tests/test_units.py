@@ -77,7 +77,7 @@ class UnitTests(SynchronousTestCase):
         self.assertEqual(options["config"], "/etc/tawebeval/tawebeval.toml")
         self.assertEqual(options["listen"], ("systemd:domain=INET:index=0",))
 
-    def test_reload_checks_the_configuration_of_the_start_before_the_signal(self) -> None:
+    def test_reload_checks_the_started_configuration_file_before_sighup(self) -> None:
         text = (UNITS / "tawebeval.service").read_text()
         checking, signalling = re.findall("^ExecReload=(.*)$", text, re.MULTILINE)
         program, name, *arguments = shlex.split(checking)

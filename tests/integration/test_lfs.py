@@ -196,7 +196,7 @@ class LfsTests(LfsCase):
         message = (await self.refuse(self.large.url))["message"]
         self.assertIn("fetches over https and http only", message)
 
-    async def test_files_count_for_the_limits_before_a_download(self) -> None:
+    async def test_lfs_files_over_the_fetch_or_tree_limit_are_not_downloaded(self) -> None:
         self.large.write("data/two.bin", os.urandom(2_500_000))
         fitting = self.large.commit()
         self.large.write("README", os.urandom(1_000_000))

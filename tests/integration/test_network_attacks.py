@@ -46,7 +46,7 @@ class NetworkCase(AttackCase):
 
 
 class WithoutNetworkAttacks(NetworkCase):
-    async def test_nothing_is_reached_without_a_network(self) -> None:
+    async def test_evaluator_without_network_reaches_no_address_and_no_name(self) -> None:
         attacked = await self.attack(views.CONNECT, *self.addresses())
         lines = attacked.text.splitlines()
         self.assertEqual(lines[-1], "no names")
@@ -59,7 +59,7 @@ class WithoutNetworkAttacks(NetworkCase):
 class WithLoopbackAttacks(NetworkCase):
     configuration = CONFIGURATION + LIMITS + "[sandbox]\nloopback = true\n"
 
-    async def test_loopback_is_private(self) -> None:
+    async def test_loopback_of_an_evaluator_does_not_reach_the_machine(self) -> None:
         attacked = await self.attack(views.CONNECT, *self.addresses())
         lines = attacked.text.splitlines()
         self.assertEqual(lines[-1], "no names")
@@ -93,7 +93,7 @@ class WithNetworkAttacks(NetworkCase):
         self.assertEqual(lines[0], f"127.0.0.1 {self.port} SOCK_STREAM connected")
         self.assertEqual(lines[2:4], [f"{self.path} ENOENT", f"@{self.abstract} connected"])
 
-    async def test_rare_families_are_refused_with_a_network(self) -> None:
+    async def test_rare_socket_families_and_raw_sockets_are_refused_with_network(self) -> None:
         refused = (calls.FAMILIES, calls.RAW, calls.PROTOCOLS)
         allowed = (calls.INTERNET, calls.ALLOWED)
         attacked = await self.attack(calls.CALLS, calls.calls_argument(*refused, *allowed))

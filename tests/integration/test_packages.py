@@ -419,7 +419,7 @@ class PackageTests(DaemonTestCase):
         """Return the data that the judge sends of a submission."""
         return data(await self.run_judge(files, solution))
 
-    async def test_kattis_package_is_compared_with_its_directories(self) -> None:
+    async def test_verdicts_of_kattis_solutions_are_compared_with_their_directories(self) -> None:
         rows = await self.check(KATTIS, status=1)
         states = {name: (row["state"], row["found"].split(",")[0]) for name, row in rows.items()}
         self.assertEqual(
@@ -520,7 +520,7 @@ class PackageTests(DaemonTestCase):
         said = "a case has no answer: run `tawebeval check` to see why"
         self.assertIn(said, stderr["payload"])
 
-    async def test_polygon_package_is_compared_with_its_tags(self) -> None:
+    async def test_verdicts_of_polygon_solutions_are_compared_with_their_tags(self) -> None:
         rows = await self.check(POLYGON)
         self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
         found = {name: row["found"] for name, row in rows.items()}
@@ -541,7 +541,7 @@ class PackageTests(DaemonTestCase):
         self.assertEqual(rows["solutions/small.py"]["found"], "wrong_answer, 0/1")
         self.assertRegex(rows["solutions/partly.py"]["found"], "^partial, ")
 
-    async def test_cms_batch_task_is_made_and_judged(self) -> None:
+    async def test_cms_batch_task_is_generated_and_judged(self) -> None:
         rows = await self.check(CMS)
         self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
         found = {name: row["found"] for name, row in rows.items()}
@@ -576,7 +576,7 @@ class PackageTests(DaemonTestCase):
             self.assertEqual(rows["sol/solution.py"]["found"], "accepted, 2/2, score 100")
             shutil.rmtree(self.folder / "package")
 
-    async def test_controller_of_task_maker_starts_processes(self) -> None:
+    async def test_task_maker_controller_starts_processes_up_to_its_limit(self) -> None:
         rows = await self.check(CONTROLLED)
         self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
         self.assertEqual(rows["sol/solution.py"]["found"], "accepted, 1/1, score 100")
@@ -664,7 +664,7 @@ class PackageTests(DaemonTestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn("problem.toml and solutions/ differ: c.txt", done.stderr)
 
-    async def test_package_that_cannot_be_judged_says_why(self) -> None:
+    async def test_check_of_an_invalid_package_exits_with_2_and_the_reason(self) -> None:
         for problem, said in (
             ("name: *x\n", "problem.yaml: line 1: '*' at the start of a value"),
             ("name: Empty\n", "the package has no submissions"),

@@ -26,7 +26,7 @@ class FloodTests(DaemonTestCase):
         total = 8_388_608
         """
 
-    async def test_unread_flood_ends_and_arrives_exactly(self) -> None:
+    async def test_100_mib_of_unread_output_are_buffered_on_disk_and_read_unchanged(self) -> None:
         small = self.daemon.memory
         identifier = await self.begin(python(FLOOD))
         status = await self.client.ended(identifier)

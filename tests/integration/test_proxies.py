@@ -269,7 +269,7 @@ class BelowTests(ProxyTestCase):
 
     configuration = settings(BELOW)
 
-    async def test_links_lead_back_through_each_proxy(self) -> None:
+    async def test_links_include_the_path_prefix_of_each_proxy(self) -> None:
         for proxy_type in (Nginx, HAProxy, Caddy):
             await self.put_before(proxy_type, below=True)
             await self.check_links()

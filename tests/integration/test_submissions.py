@@ -146,7 +146,7 @@ class SubmissionRuns(SubmissionCase):
         self.assertEqual(joined(printed), ["done\n" * 100])
         await self.daemon.nothing_left()
 
-    async def test_run_ends_with_its_caller(self) -> None:
+    async def test_run_ends_when_its_tawebeval_run_is_killed(self) -> None:
         printed = await self.run_command(
             "mkdir ~/out; tawebeval-run --write ~/out -- sh -c 'while sleep 0.05; do date >>"
             " /evaluation/home/out/beat; done' & cd ~/out; until [ -s beat ]; do sleep 0.05; done;"
@@ -190,7 +190,7 @@ class SubmissionLimits(SubmissionCase):
             report = await self.limited(program, "--memory 64M --wall 300", "memory")
             self.assertLess(report["peak_memory_bytes"], 65 * MIB)
 
-    async def test_first_stack_counts_as_memory(self) -> None:
+    async def test_stack_of_the_main_thread_counts_as_memory(self) -> None:
         program = (
             "import ctypes, time\n"
             "(stack,) = [line for line in open('/proc/self/maps') if '[stack]' in line]\n"
@@ -201,7 +201,7 @@ class SubmissionLimits(SubmissionCase):
         report = await self.limited(program, "--memory 64M --wall 300", "memory")
         self.assertLess(report["peak_memory_bytes"], 65 * MIB)
 
-    async def test_stacks_of_threads_leave_room_for_many(self) -> None:
+    async def test_sixteen_threads_run_within_64_mib(self) -> None:
         program = (
             "import threading\ngate = threading.Barrier(17)\n"
             "for n in range(16): threading.Thread(target=gate.wait).start()\n"
@@ -262,7 +262,7 @@ print(open(os.path.expanduser("~/report")).read(), flush=True)
 
 
 class SubmissionAttacks(SubmissionCase):
-    async def test_program_sees_no_answer_and_no_marker(self) -> None:
+    async def test_program_sees_no_expected_answer_and_no_marker_of_the_evaluator(self) -> None:
         self.assertIn("SAW", await self.submit(SPY, PREPARE + PLAINLY))
         printed, _ = await self.run_apart(SPY)
         self.assertEqual(printed.split(), ["status", "0"])

@@ -47,7 +47,7 @@ class ReceiverTests(RepositoryTestCase):
         self.addCleanup(receiver.stop)
         return receiver
 
-    async def test_trace_leads_from_the_request_over_a_killed_daemon_to_the_callback(self) -> None:
+    async def test_trace_continues_from_request_to_callback_across_a_killed_daemon(self) -> None:
         collector, hook = self.receive(200), self.receive(204)
         url = f"http://127.0.0.1:{collector.port}"
         configuration = f"{CONFIGURATION}\n{self.configure_callbacks()}"

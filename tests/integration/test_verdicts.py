@@ -69,7 +69,7 @@ class VerdictCase(DaemonTestCase):
 class OutputVerdicts(VerdictCase):
     """No output and no input of a program is cut without a word."""
 
-    async def test_output_that_cannot_be_written_is_no_verdict(self) -> None:
+    async def test_output_that_cannot_be_written_is_an_error_and_no_verdict(self) -> None:
         print_much = "-- sh -c 'head -c 3000000 /dev/zero{}'"
         for stream, redirection, said in (
             ("stdout", ">~/out", "File too large"),
@@ -161,7 +161,7 @@ class TimeVerdicts(VerdictCase):
         self.assertEqual(report["reason"], "time")
         self.assertGreaterEqual(report["cpu_seconds"], 1)
 
-    async def test_several_processes_are_stopped_together(self) -> None:
+    async def test_processor_time_of_all_processes_counts_towards_the_time_limit(self) -> None:
         both = f"({BURN}) & ({BURN}) & wait"
         report = await self.run_program(f"--time 1 --wall 100 -- sh -c '{both}'")
         self.assertEqual(report["reason"], "time")
@@ -193,7 +193,7 @@ class TimeVerdicts(VerdictCase):
 
 
 class SystemFiles(VerdictCase):
-    async def test_readable_paths_are_the_same_for_programs(self) -> None:
+    async def test_submission_and_evaluator_read_the_same_system_files(self) -> None:
         look = f"cksum /etc/profile /etc/skel/.[a-z]*; ls {READABLE[2]} | head -n 50"
         expected = await self.print_of(look)
         self.assertIn("/etc/profile", expected)

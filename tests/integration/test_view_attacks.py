@@ -43,7 +43,7 @@ class ViewAttacks(AttackCase):
         self.assertIn("EVALUATION_DATA_BEGIN", text(events))
         self.assertNotIn(identifier, text(events))
 
-    async def test_users_processes_and_devices_are_those_of_the_sandbox(self) -> None:
+    async def test_evaluator_sees_only_users_processes_and_devices_of_the_sandbox(self) -> None:
         attacked = await self.attack_by(
             "for p in /proc/[0-9]*; do cat $p/comm; done; echo ---;"
             " cut -d: -f1 /etc/passwd /etc/group; id -un; hostname; echo ---;"

@@ -49,7 +49,7 @@ class WritableTreeCase(_Base):
         )
         self.assertNotIn(TREE_COPY_WARNING, self.daemon.log)
 
-    async def test_runs_share_a_checkout_and_see_no_change_of_each_other(self) -> None:
+    async def test_concurrent_runs_share_a_checkout_but_not_their_changes(self) -> None:
         self.repository.write("folder/file", "in a folder\n")
         self.commit = self.repository.commit()
         before = len(self.checkouts())
@@ -78,14 +78,14 @@ class CopiedTests(WritableTreeCase, DaemonTestCase):
 class OverlaidTests(WritableTreeCase, DaemonTestCase):
     overlaid = True
 
-    async def test_attributes_of_overlays_have_no_effect(self) -> None:
+    async def test_overlay_xattrs_set_by_an_evaluator_have_no_effect(self) -> None:
         self.repository.write("folder/file", "")
         self.commit = self.repository.commit()
         seen = "['file'] an evaluator\n"
         for _ in range(2):
             self.assertEqual(text(await self.run_command(python(ATTRIBUTES))), seen)
 
-    async def test_cache_and_changes_are_not_seen_from_within(self) -> None:
+    async def test_evaluator_cannot_see_the_paths_of_cache_and_overlay(self) -> None:
         events = await self.run_command(
             "cat /proc/self/mountinfo; ls -l /proc/self/fd; ls /evaluation;"
             " cat /proc/[0-9]*/cmdline"
@@ -94,7 +94,7 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
         for hidden in (str(self.daemon.cache), "work\n", "mnt:[", PROCESS_NAME, ".tree"):
             self.assertNotIn(hidden, seen)
 
-    async def test_overlay_ends_with_its_run(self) -> None:
+    async def test_overlay_is_mounted_in_no_process_of_the_daemon(self) -> None:
         await self.run_command("true")
         self.assertNotIn(str(self.daemon.state), Path("/proc/self/mounts").read_text())
         for pid in (self.daemon.pid, self.daemon.find_starter()):

@@ -138,7 +138,7 @@ class UnitTests(SynchronousTestCase):
 
 
 class ParentTests(CgroupsTestCase):
-    def test_daemon_is_beside_its_evaluations(self) -> None:
+    def test_daemon_and_git_have_cgroups_with_all_controllers_enabled(self) -> None:
         own = self.machine.own
         self.check(self.machine.open(), ALL)
         self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
@@ -157,7 +157,7 @@ class ParentTests(CgroupsTestCase):
         self.assertEqual(cgroups.git_procs_files, (f"{home}/git/cgroup.procs",))
         self.assertEqual(cgroups.evaluator_niceness, 0)
 
-    def test_controller_that_is_not_passed_on_is_missing(self) -> None:
+    def test_controller_that_the_parent_does_not_enable_is_reported_missing(self) -> None:
         for controllers, missing, niceness in (
             ("memory pids", "cpu", 10),
             ("cpu pids", "memory", 0),
@@ -168,7 +168,7 @@ class ParentTests(CgroupsTestCase):
             self.check(cgroups, enforced, f"has no controller {missing!r}")
             self.assertEqual(cgroups.evaluator_niceness, niceness)
 
-    def test_read_only_cgroups_limit_nothing(self) -> None:
+    def test_read_only_cgroup_file_system_enforces_no_limit(self) -> None:
         self.machine.refusals["/tawebeval-x"] = errno.EROFS
         self.patch(Path, "read_text", lambda *_: "")  # of mountinfo: no version 1
         words = ("Read-only file system", "make a cgroup in /sys/fs", "for a container see")
@@ -329,7 +329,7 @@ class AttachTests(CgroupsTestCase):
         self.assertEqual(group.procs_files, [f"{path}/evaluator/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
 
-    def test_next_daemon_finds_the_cgroups_again(self) -> None:
+    def test_next_daemon_finds_cgroups_of_evaluations_that_outlived_the_last(self) -> None:
         own = self.machine.own
         cgroups = self.attach()
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
@@ -347,7 +347,7 @@ class AttachTests(CgroupsTestCase):
         left = sorted(path.name for path in (own / "tawebeval-starter").iterdir() if path.is_dir())
         self.assertEqual(left, ["daemon", "evaluation-abc", "git"])
 
-    def test_missing_resources_have_reasons(self) -> None:
+    def test_missing_controllers_are_reported_with_reasons(self) -> None:
         own = self.make_machine("memory").own
         cgroups = self.attach()
         self.check(
@@ -390,7 +390,7 @@ class GroupTests(CgroupsTestCase):
         self.put(group, "pids.peak", "32\n")
         self.assertEqual(group.find_exceeded_limits(), {"processes"})
 
-    def test_peaks_of_programs_are_known_when_memory_is_exceeded(self) -> None:
+    def test_memory_peaks_of_submissions_are_summed_when_memory_is_exceeded(self) -> None:
         group = self.make_group()
         for name, used in (("run-1", 20), ("run-2", 3), ("evaluator", 30)):
             place = self.path(group, name)
@@ -463,7 +463,7 @@ class GroupTests(CgroupsTestCase):
         self.assertTrue(used(11))
         self.assertTrue(used(11), "it stays so")
 
-    def test_processor_time_that_cannot_be_read_is_measured_otherwise(self) -> None:
+    def test_cpu_time_that_the_cgroup_does_not_tell_is_measured_by_process(self) -> None:
         group = self.make_group()
         self.put(group, "cpu.stat", "?")
         clock = Clock()
@@ -479,7 +479,7 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(group.read_usage(None), ResourceUsage(None, None))
         self.assertEqual(group.find_exceeded_limits(), frozenset())
 
-    def test_exceeded_limits_are_told_after_the_group_is_gone(self) -> None:
+    def test_exceeded_limits_are_known_after_the_cgroup_is_removed(self) -> None:
         group = self.make_group()
         self.put(group, "pids.events", "max 1\n")
         group.find_exceeded_limits()
@@ -514,7 +514,7 @@ class GroupTests(CgroupsTestCase):
         self.assertRaises(PermissionError, group.remove_cgroup)
         self.assertEqual(self.machine.slept, 0)
 
-    def test_group_that_cannot_have_its_limits_is_not_made(self) -> None:
+    def test_cgroup_whose_limits_cannot_be_set_is_removed(self) -> None:
         cgroups = self.machine.open()
         for end in ("/evaluation-abc/pids.max", "/evaluation-abc"):
             self.machine.refusals = {end: errno.ENOSPC}

@@ -11,7 +11,7 @@ from tawebeval.linux.kernel_files import make_sealed_memfd
 
 
 class SealedFileTests(SynchronousTestCase):
-    def test_nobody_changes_a_sealed_file(self) -> None:
+    def test_sealed_memfd_cannot_be_written_or_resized(self) -> None:
         sealed = make_sealed_memfd("it", b"content")
         self.addCleanup(os.close, sealed)
         again = os.open(f"/proc/self/fd/{sealed}", os.O_RDWR)

@@ -174,7 +174,7 @@ class BelowTests(ProcessCase):
 
 
 class OneTests(ProcessCase):
-    def test_children_of_the_starter_alone_are_killed(self) -> None:
+    def test_only_a_child_of_the_given_starter_is_killed(self) -> None:
         child = self.begin()
         for pid in (child.pid, NO_PROCESS):
             kill_adopted_process(pid, NO_PROCESS)

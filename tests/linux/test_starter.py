@@ -147,7 +147,7 @@ class StartTests(ProgramCase):
         self.assertEqual(self.read_output(), b"out\n")
         self.assertEqual(self.read_output("stderr"), b"error\n")
 
-    def test_overlay_is_for_the_program_alone(self) -> None:
+    def test_changes_in_an_overlay_are_seen_only_through_its_descriptor(self) -> None:
         layers = self.make_layers()
         (layers[0] / "file").write_text("old")
         started = self.client.start_program(
@@ -204,14 +204,14 @@ class StartTests(ProgramCase):
             self.assertEqual(self.client.list_programs(), set())
         self.assertEqual(self.run_program(true), (0, b""))
 
-    def test_report_that_is_too_long_fails_one_start_alone(self) -> None:
+    def test_too_long_error_report_fails_only_the_start_it_belongs_to(self) -> None:
         self.client.start_program(self.locate(), sh("sleep 60"))
         launch = LaunchSpec(["/bin/true"], {}, f"/{'x' * starter.MAX_MESSAGE_BYTES}")
         error = self.assertRaises(OSError, self.client.start_program, self.locate("long"), launch)
         self.assertEqual(error.errno, errno.EMSGSIZE)
         self.assertEqual(self.client.list_programs(), {self.locate()})
 
-    def test_start_that_hangs_holds_up_nobody_and_can_be_given_up(self) -> None:
+    def test_hanging_start_delays_no_other_and_can_be_cancelled(self) -> None:
         fifo = self.locate("fifo")
         os.mkfifo(fifo)
         hanging = sh("", descriptors=[{"read": str(fifo)}])
@@ -254,7 +254,7 @@ class StartTests(ProgramCase):
 
 
 class OutputTests(ProgramCase):
-    def test_output_is_stored_up_to_the_limit_and_one_byte(self) -> None:
+    def test_output_is_stored_up_to_one_byte_over_its_limit(self) -> None:
         command = "head -c 300000 /dev/zero; exec head -c 99 /dev/zero >&2"
         launch = sh(command, stdout_limit=1000, stderr_limit=99)
         started = self.client.start_program(self.locate(), launch)
@@ -342,7 +342,7 @@ class FullDiskTests(ProgramCase):
         whole = b"".join(b"%d " % i for i in range(30000))
         self.assertTrue(whole.startswith(printed))
 
-    def test_bytes_that_are_never_stored_are_told(self) -> None:
+    def test_state_has_the_write_error_if_output_is_never_stored(self) -> None:
         self.limit_files(900)
         self.client.start_program(self.locate(), sh("head -c 2000 /dev/zero"))
         self.wait_for_exit()
@@ -439,7 +439,7 @@ class ClientTests(ProgramCase):
         self.assertRaises(OSError, self.client.forget_program_now, self.locate())
         self.assertEqual((self.client._idle, kept.fileno()), ([], -1))
 
-    def test_list_has_all_programs(self) -> None:
+    def test_list_has_running_and_ended_programs(self) -> None:
         names = [self.locate(f"{number}") for number in range(4)]
         for name in names:
             self.client.start_program(name, sh(""))
@@ -493,7 +493,7 @@ class LifeTests(ProgramCase):
         self.assertNotEqual(client.pid, self.starter.pid)
         client.stop_starter()
 
-    def test_starter_of_a_daemon_ends_with_it(self) -> None:
+    def test_starter_ends_when_the_daemon_that_spawned_it_is_killed(self) -> None:
         path = self.starter.directory / "child" / "socket"
         code = (
             "import sys; from pathlib import Path;"

@@ -390,7 +390,7 @@ class TailTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(len(self.received), 70_000)
 
-    def test_end_comes_after_all_bytes_and_pauses(self) -> None:
+    def test_end_is_reported_after_all_bytes_even_if_paused(self) -> None:
         self.print(b"x" * 150_000)
         self.on_data = self.tail.pauseProducing
         self.tail.finish()
@@ -433,7 +433,7 @@ class TailTests(SynchronousTestCase):
         self.assertEqual(self.received, b"")
         self.assertRaises(OSError, call)
 
-    def test_error_of_the_disk_is_told(self) -> None:
+    def test_error_of_a_read_in_a_thread_ends_the_tail_with_the_reason(self) -> None:
         self.uncache()
         self.tail.on_change()
         self.calls[0][1].errback(OSError(errno.EIO, "I/O error"))
@@ -486,7 +486,7 @@ class TailTests(SynchronousTestCase):
         self.calls[1][1].callback(self.calls[1][0]())
         self.assertEqual(self.received, b"abc")
 
-    def test_closed_tail_takes_no_turn(self) -> None:
+    def test_closed_tail_reads_no_more(self) -> None:
         self.print(b"x" * 70_000)
         self.tail.on_change()
         self.tail.close()

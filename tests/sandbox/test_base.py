@@ -156,7 +156,7 @@ class NoSandboxTests(CellTestCase):
         self.assertEqual(self.child.group_signals, [signal.SIGKILL])
         self.assertEqual(asked, [(Path("/state/evaluations/word"), 77)])
 
-    def test_exit_is_that_of_the_shell(self) -> None:
+    def test_exit_without_a_sandbox_is_the_status_or_signal_of_the_shell(self) -> None:
         cell = self.no_cell()
         self.assertEqual(cell.interpret_exit(137, None), EvaluatorExit(137))
         self.assertEqual(cell.interpret_exit(None, 9), EvaluatorExit(None, 9))

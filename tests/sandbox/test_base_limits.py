@@ -126,13 +126,13 @@ class LimitTests(CellTestCase):
         error = self.limits.check(final=True)
         self.assertEqual(error and error.reason, "disk")
 
-    def test_open_files_of_the_processes_count(self) -> None:
+    def test_open_files_of_descendants_are_measured_until_the_exit(self) -> None:
         self.patch(module, "list_descendants", lambda pid: [pid + 1, pid + 2])
         self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, NO_PROCESS + 2])
         self.child.exit()
         self.assertEqual(list(self.disk.pids()), [], "its number may be another's by now")
 
-    def test_programs_of_submissions_count(self) -> None:
+    def test_cpu_time_and_files_of_submissions_count(self) -> None:
         self.child.broker_pid = 70
         self.patch(module, "list_descendants", lambda pid: [pid + 1])
         self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, 71])
@@ -140,7 +140,7 @@ class LimitTests(CellTestCase):
         self.patch(module, "measure_cpu_seconds", measured.get)
         self.check("cpu", "cpu", "{} seconds of processor time")
 
-    def test_usage_is_that_of_the_cgroup(self) -> None:
+    def test_usage_is_read_from_the_cgroup_until_it_is_closed(self) -> None:
         self.cgroups.group.used = ResourceUsage(1.5, 4096)
         self.assertEqual(self.limits.read_usage(None), ResourceUsage(1.5, 4096))
         self.limits.close()
@@ -247,7 +247,7 @@ class LookTests(WatchTestCase):
         self.clock.advance(PAUSE)
         self.assertEqual(self.looks(one, two), [0, 0])
 
-    def test_run_that_ends_by_the_stop_of_another_is_not_stopped(self) -> None:
+    def test_run_that_ends_while_another_is_stopped_is_not_stopped(self) -> None:
         one, two = make_cell(OVER), make_cell(OVER)
         self.open.enter_context(over(self.watch, one, lambda error: entered.close()))
         with contextlib.ExitStack() as entered:

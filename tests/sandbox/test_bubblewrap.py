@@ -108,7 +108,7 @@ class BubblewrapTestCase(CellTestCase):
 
 
 class ArgumentTests(BubblewrapTestCase):
-    def test_readable_paths_are_read_only_and_hide_nothing(self) -> None:
+    def test_readable_paths_are_mounted_read_only_before_the_workspace(self) -> None:
         argv = self.sandbox("/srv/tests", "/evaluation").build_argv(
             self.cell.workspace_view,
             Path("/evaluation/tree/sub"),
@@ -238,7 +238,7 @@ class ExitTests(BubblewrapTestCase):
     def note(self, text: bytes) -> None:
         self.status_file.write_bytes(text)
 
-    def test_exit_is_the_status_or_the_signal_of_the_command_or_of_a_killed_bwrap(self) -> None:
+    def test_exit_is_interpreted_as_status_or_signal_of_the_command(self) -> None:
         self.note(ENDED)
         for status in (0, 1, 2, 126, 127, 128, 193, 255):
             self.assertEqual(self.cell.interpret_exit(status, None), EvaluatorExit(status), status)
@@ -408,7 +408,7 @@ class AccountTests(SynchronousTestCase):
             left = [path.stem for path in folder.iterdir()]
             self.assertNotEqual(full in left, is_whole, full)
 
-    def test_first_process_is_a_shell_that_nobody_can_read(self) -> None:
+    def test_first_process_is_an_unreadable_shell_that_returns_the_status(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         write_sandbox_files(folder)

@@ -84,7 +84,7 @@ class CountTests(DiskTestCase):
         self.assertEqual(self.count().inspection_count, 4 + 2, "directories count twice")
         self.assertGreaterEqual(size, 8 * BLOCK)
 
-    def test_excluded_names_are_left_out_at_the_top_alone(self) -> None:
+    def test_excluded_names_are_left_out_only_at_the_top_level(self) -> None:
         for name in ("submission", "tree/submission"):
             (self.top / name).mkdir(parents=True)
             self.write(self.top / name / "file", 2)
@@ -108,7 +108,7 @@ class CountTests(DiskTestCase):
             self.count(), DiskUsage(disk_bytes=size, file_count=4, largest_file_bytes=4 * BLOCK)
         )
 
-    def test_sparse_file_takes_what_is_written(self) -> None:
+    def test_sparse_file_counts_with_its_allocated_blocks(self) -> None:
         with open(self.top / "holes", "wb") as file:
             file.truncate(2**30)
         use = self.count()
@@ -135,7 +135,7 @@ class CountTests(DiskTestCase):
 
 
 class WorkTests(DiskTestCase):
-    def test_each_thread_and_descriptor_is_an_inspection(self) -> None:
+    def test_each_thread_and_descriptor_counts_as_one_inspection(self) -> None:
         pid = self.start("exec 5</dev/null 7>&1")
         self.assertEqual(self.count(pid).inspection_count, 1 + 3 + 2)
 
@@ -168,7 +168,7 @@ class DepthTests(DiskTestCase):
         self.assertEqual((use.file_count, use.largest_file_bytes), (FAR + 2, 70_000))
         self.assertFalse(use.has_uncounted_deep_directories)
 
-    def test_count_fails_without_descriptors(self) -> None:
+    def test_lack_of_descriptors_fails_the_count(self) -> None:
         self.dig(3)
         for error in (errno.EMFILE, errno.ENFILE):
             for name, place in (

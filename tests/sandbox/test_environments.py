@@ -58,7 +58,7 @@ class RootTestCase(SynchronousTestCase):
 
 
 class LocateTests(RootTestCase):
-    def test_links_of_a_root_lead_to_its_own_files(self) -> None:
+    def test_links_in_a_root_are_resolved_within_the_root(self) -> None:
         self.assertEqual(locate_in_root(self.root, "/bin/sh"), self.root / "usr/bin/dash")
         (self.root / "up").symlink_to("../../../../usr/./bin")
         self.assertEqual(locate_in_root(self.root, "up/../bin"), self.root / "usr/bin")
@@ -89,7 +89,7 @@ class LocateTests(RootTestCase):
 
 
 class ViewTests(RootTestCase):
-    def test_directories_are_mounted_and_links_made(self) -> None:
+    def test_directories_of_a_root_are_mounted_and_its_links_copied(self) -> None:
         self.assertEqual(
             self.options(),
             [
@@ -106,7 +106,7 @@ class ViewTests(RootTestCase):
         error = self.assertRaises(OSError, self.options)
         self.assertEqual(error.errno, errno.EFBIG)
 
-    def test_links_in_place_of_covered_files_stay(self) -> None:
+    def test_links_in_a_root_are_not_covered_by_mounted_files(self) -> None:
         (self.root / "etc/passwd").unlink()
         (self.root / "etc/passwd").symlink_to("/opt/tool")
         self.assertNotIn("/etc/passwd", self.options())

@@ -109,7 +109,7 @@ class OpenTests(SandboxesTestCase):
                 f"sandbox.readable[1]: {missing} does not exist; create or remove it",
             )
 
-    def test_git_runs_in_the_same_kind_of_sandbox(self) -> None:
+    def test_git_runs_in_bubblewrap_exactly_if_evaluators_do(self) -> None:
         self.assertIsNone(open_helper_sandbox(self.open("none"), self.accounts).bwrap_path)
         box = open_helper_sandbox(self.open_bubblewrap(), self.accounts)
         self.assertEqual(box.bwrap_path, self.bwrap)

@@ -195,7 +195,7 @@ class Comparisons(SynchronousTestCase):
 
 
 class Faults(SynchronousTestCase):
-    def test_limits_come_before_signals_and_statuses(self) -> None:
+    def test_verdict_prefers_an_exceeded_limit_to_signal_and_exit_status(self) -> None:
         table: list[tuple[dict[str, Any], tuple[str, str] | None]] = [
             ({}, None),
             (
@@ -394,7 +394,7 @@ class Options(SynchronousTestCase):
             for other in others.split():
                 self.assertEqual(segi.find_ending(Path(f"a.b.{other}")), ending)
 
-    def test_compiler_gets_limits_and_files_besides_its_own(self) -> None:
+    def test_compiler_gets_the_given_limits_and_files_and_default_ones(self) -> None:
         source, seen = Path(self.mktemp()).absolute(), []
         source = source.with_suffix(".PY3")
         source.touch()
@@ -437,7 +437,7 @@ class TimeLimits(SynchronousTestCase):
         result = segi.run(["sh", "-c", "kill -XCPU $$"], time=1)
         self.assertEqual((result.signal, result.reason), (24, None))
 
-    def test_kernel_stops_no_program_below_its_limit(self) -> None:
+    def test_cpu_rlimit_of_a_program_is_above_its_time_limit(self) -> None:
         result = segi.run(["sh", "-c", "ulimit -t"], time=1.99)
         self.assertGreater(int(result.stdout), 2)
 
@@ -479,7 +479,7 @@ class Requests(SynchronousTestCase):
         thread.start()
         self.addCleanup(thread.join)
 
-    def test_broker_sends_the_streams(self) -> None:
+    def test_run_and_start_use_the_streams_that_the_broker_sends(self) -> None:
         report = {"exit_status": 0, "signal": None, "reason": None, "cpu_seconds": 0.0}
         report.update(wall_seconds=0.0, peak_memory_bytes=0)
 
@@ -531,7 +531,7 @@ class OsWithClose:
 
 
 class Versions(SynchronousTestCase):
-    def test_later_version_ends_the_evaluator(self) -> None:
+    def test_require_of_a_later_version_exits(self) -> None:
         segi.require(segi.VERSION)
         error = self.assertRaises(SystemExit, segi.require, segi.VERSION + 1)
         self.assertIn(f"needs version {segi.VERSION + 1}", str(error))

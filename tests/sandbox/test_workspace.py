@@ -38,7 +38,7 @@ class WorkspaceTestCase(SynchronousTestCase):
 
 
 class DirectoryTests(WorkspaceTestCase):
-    def test_upload_is_taken_over_and_directories_are_made(self) -> None:
+    def test_workspace_takes_over_the_upload_and_makes_directories(self) -> None:
         self.assertEqual({p.name for p in self.root.iterdir()}, {"one", "secret"})
         path = self.workspace.locate_submitted_file(SubmissionFile("source", "x.py"))
         self.assertEqual(path.read_text(), "x")
@@ -253,7 +253,7 @@ class StarterTests(TreesTestCase):
         self.trees.connect_starter()
         self.trees.overlay_problem = "no overlays here"
 
-    def test_own_starter_ends_at_the_close(self) -> None:
+    def test_close_ends_the_own_starter_and_its_programs(self) -> None:
         self.connect()
         pid = self.trees.starter.pid
         program = self.trees.start_program(self.checkout, self.make_workspace(), LAUNCH)
@@ -261,7 +261,7 @@ class StarterTests(TreesTestCase):
         self.trees.close()
         self.assertEqual((is_alive(pid), is_alive(program.pid)), (False, False))
 
-    def test_starter_of_another_program_goes_on(self) -> None:
+    def test_close_leaves_a_starter_of_another_program_running(self) -> None:
         spawn_starter(self.socket)
         shared = WritableTrees(self.socket, is_own=False)
         shared.connect_starter()
@@ -309,7 +309,7 @@ class StarterTests(TreesTestCase):
 
 
 class ForgettingTests(TreesTestCase):
-    def test_program_is_forgotten_later_if_descriptors_are_missing_now(self) -> None:
+    def test_forget_program_raises_only_errors_that_pass(self) -> None:
         trees = WritableTrees(self.root / "socket")
         workspace = self.make_workspace()
         for number, is_raised in ((errno.EMFILE, True), (errno.ECONNREFUSED, False), (None, False)):

@@ -49,7 +49,7 @@ class OptionTests(SynchronousTestCase):
 
 
 class LossTests(SynchronousTestCase):
-    def test_each_state_has_its_reason_with_job_and_node(self) -> None:
+    def test_each_state_of_a_lost_job_maps_to_a_failure_reason(self) -> None:
         reasons = {
             "NODE_FAIL": "node",
             "BOOT_FAIL": "node",
@@ -115,7 +115,7 @@ class CheckTests(SynchronousTestCase):
         self.assertIn(f"no answer within 90 seconds; {waiting}", str(error))
         self.assertIn("`sinfo`", str(error))
 
-    def test_job_tells_what_its_node_lacks(self) -> None:
+    def test_check_reports_an_environment_that_the_node_lacks(self) -> None:
         folder = self.make_commands(srun=RUN_HERE)
         found, missing = self.check(folder, environments={"gcc": EnvironmentSettings("/roots/gcc")})
         self.assertIn("bubblewrap works", str(found))
@@ -160,7 +160,7 @@ class CommandTests(SynchronousTestCase):
         self.assertEqual(self.asked[0][0], "squeue")
         return self.asked[0]
 
-    def test_controller_that_does_not_answer_is_told(self) -> None:
+    def test_controller_is_unreachable_while_squeue_fails(self) -> None:
         self.commands.watch_job("a", lambda _: None)
         self.complaints["squeue"] = "no answer"
         self.look()
@@ -177,7 +177,7 @@ class CommandTests(SynchronousTestCase):
         queued = QueuedJob("1", "a", "PENDING", "Resources")
         self.assertEqual(told, [queued, QueuedJob("2", "b", "RUNNING", "None", "one"), None])
 
-    def test_queue_is_looked_at_for_some_time_after_the_last_job(self) -> None:
+    def test_squeue_polls_stop_some_time_after_the_last_job(self) -> None:
         self.commands.watch_job("a", lambda _: None)
         for _ in range(20):
             self.look()

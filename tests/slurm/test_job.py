@@ -206,7 +206,7 @@ class JobCase(SynchronousTestCase):
 
 
 class StartTests(JobCase):
-    def test_node_gets_what_the_sandbox_of_this_machine_would_start(self) -> None:
+    def test_launch_file_for_the_node_has_the_bwrap_command_and_limits(self) -> None:
         launch = read_specification(str(self.job.output_directory))
         argv = " ".join(launch.argv)
         self.assertTrue(argv.startswith("/usr/bin/bwrap --as-pid-1 "))
@@ -250,7 +250,7 @@ class StartTests(JobCase):
         self.assertEqual(list(self.commands.watchers), [first])
         self.assertEqual(self.starter.forgotten, [self.job.root])
 
-    def test_program_of_the_node_is_that_of_this_version(self) -> None:
+    def test_node_program_is_replaced_by_that_of_this_version(self) -> None:
         program = self.tree.parent / "node"
         (program / "file").touch()
         self.assertEqual(write_node_program(self.tree.parent), program)
@@ -259,7 +259,7 @@ class StartTests(JobCase):
 
 
 class JobTests(JobCase):
-    def test_wait_ends_when_the_node_has_begun(self) -> None:
+    def test_wait_for_the_start_ends_once_the_node_writes_its_state(self) -> None:
         started = self.follow()
         self.queue("PENDING")
         self.assertEqual((self.status.job, self.status.queue_reason), ("7", "Resources"))
@@ -347,7 +347,7 @@ class JobTests(JobCase):
         self.assertIsNone(self.slurm_run.loss)
         self.assertEqual(self.commands.watchers, {})
 
-    def test_job_that_the_queue_does_not_have_any_more_is_lost(self) -> None:
+    def test_job_missing_from_the_queue_for_several_polls_is_lost(self) -> None:
         self.connect()
         self.queue(None, MAX_POLLS_WITHOUT_JOB - 1)
         self.queue("RUNNING")
@@ -405,7 +405,7 @@ class JobTests(JobCase):
         self.assertIn("the node one could not run the evaluator: /roots/gcc", error.message)
         self.assertFalse((self.evaluation.output_directory / "stdout").exists())
 
-    def test_limits_that_the_node_has_found_exceeded_are_the_failure(self) -> None:
+    def test_limit_that_the_node_reports_exceeded_is_the_failure(self) -> None:
         self.connect()
         limits = self.slurm_run.run_limits
         for exceeded in ("cpu", "memory", "disk"):
@@ -426,7 +426,7 @@ class JobTests(JobCase):
         self.tell(unlinked_bytes=0)
         self.assertIsNone(limits.check(final=True))
 
-    def test_limits_are_not_checked_while_the_directory_is_away(self) -> None:
+    def test_limits_are_not_checked_while_the_job_directory_is_missing(self) -> None:
         self.connect()
         self.job.root.rename(self.job.root.with_name("away"))
         self.assertIsNone(self.slurm_run.run_limits.check(final=True))

@@ -83,7 +83,7 @@ class NodeJobTests(SynchronousTestCase):
         self.assertEqual((output / "stdout").read_text(), "out\n")
         self.assertEqual((output / "stderr").read_text(), "err\n")
 
-    def test_description_is_replaced_and_never_cut(self) -> None:
+    def test_node_program_replaces_the_launch_file_without_truncating_it(self) -> None:
         self.write_start("/bin/true")
         path = self.directory / "output" / "start"
         written = path.read_text()
@@ -124,11 +124,11 @@ class NodeJobTests(SynchronousTestCase):
         state = self.finish(self.start("/bin/sh", "-c", program, disk=2**20))
         self.assertEqual(state["exceeded"], "disk")
 
-    def test_evaluator_that_cannot_be_started_is_told(self) -> None:
+    def test_error_of_a_failed_start_is_in_the_state_file(self) -> None:
         state = self.finish(self.start("/nonexistent"))
         self.assertIn("No such file", state["error"])
 
-    def test_evaluator_ends_with_its_directory(self) -> None:
+    def test_evaluator_ends_when_its_directory_is_removed(self) -> None:
         word = new_word()
         process = self.start("/bin/sh", "-c", f"sleep 600; : {word}")
         self.wait(self.read_state, "it is started")

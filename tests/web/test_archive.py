@@ -108,7 +108,7 @@ class PageTests(ArchiveTestCase):
 
 
 class GoneTests(ArchiveTestCase):
-    def test_without_its_files_only_the_status_is_left(self) -> None:
+    def test_evaluation_with_removed_archive_files_has_only_its_status(self) -> None:
         identifier = self.archive()
         for path in self.root.rglob("*.zst"):
             path.unlink()
@@ -157,7 +157,7 @@ class GoneTests(ArchiveTestCase):
             ).json()
             self.assertIn("the archive cannot be read: Too many levels", answer["detail"])
 
-    def test_damage_in_the_middle_ends_pages_and_streams_once(self) -> None:
+    def test_damaged_archive_file_ends_pages_and_streams_with_one_error_event(self) -> None:
         lines = [b"%d%s\n" % (number, b"x" * 200) for number in range(2000)]
         identifier = self.archive(*lines)
         with files._open(next(self.root.rglob("*.jsonl.zst"))) as file:
@@ -211,7 +211,7 @@ class StatusTests(ArchiveTestCase):
         self.assertEqual(self.listed("state=finished"), identifiers)
         self.assertEqual(self.listed("state=failed"), [])
 
-    def test_next_process_lists_and_reads_the_archive(self) -> None:
+    def test_restarted_daemon_lists_and_reads_archived_evaluations(self) -> None:
         identifiers = [self.archive() for _ in range(3)]
         self.restart()
         self.service.registry.records.last_sequence_number = 10**12

@@ -47,7 +47,7 @@ class ClosedPath(type(Path())):  # type: ignore[misc]
 
 
 class RateTests(SynchronousTestCase):
-    def test_token_with_a_rate_of_its_own_is_counted_apart(self) -> None:
+    def test_requests_of_a_token_with_its_own_rate_are_counted_separately(self) -> None:
         for limit in (0, 2):
             rate = RateLimit(limit, Clock().seconds)
             own = token("a", 1)
@@ -177,7 +177,7 @@ class AccessTests(SynchronousTestCase):
             self.assertEqual(find(settings(tokens="/x"), credentials), Path("/x"))
             self.assertEqual(find(settings(tokens="x"), {}), Path.cwd() / "x")
 
-    def test_unreadable_file_has_a_remedy_and_the_copy_of_systemd_another(self) -> None:
+    def test_unreadable_token_file_is_reported_with_a_remedy_for_its_source(self) -> None:
         closed = ClosedPath(self.path)
         with self.assertRaises(ConfigurationError) as caught:
             read_token_file(closed)

@@ -144,7 +144,7 @@ class NamedOriginTests(StreamTestCase):
 
 
 class PageTests(StreamTestCase):
-    def test_limit_makes_pages_smaller_down_to_one_event_and_never_larger(self) -> None:
+    def test_limit_makes_a_page_smaller_but_never_empty_or_larger(self) -> None:
         identifier = self.evaluate(b"a\n" * 100 + b"b" * 1000 + b"\n")
         self.finish()
         path, found = f"/evaluation/{identifier}/events?limit=100", 0
@@ -247,7 +247,7 @@ class ServerSentTests(StreamTestCase):
             400,
         )
 
-    def test_client_that_lost_the_end_gets_it_again_and_then_204(self) -> None:
+    def test_reconnecting_client_gets_the_end_again_and_204_after_it(self) -> None:
         identifier = self.evaluate(b"a\n")
         first = self.follow(SourceFollower, identifier)
         self.finish()

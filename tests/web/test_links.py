@@ -181,7 +181,7 @@ class LinkTests(LinkTestCase):
 
 
 class TokenlessTests(WebTestCase):
-    def test_links_that_expire_first_give_way_with_their_readers(self) -> None:
+    def test_new_link_over_the_bound_replaces_the_one_that_expires_first(self) -> None:
         paths = [f"/evaluation/{self.evaluate()}" for _ in range(3)]
         lifetimes = [100, 50, 70]
         links = []
@@ -239,7 +239,7 @@ class EndTests(LinkTestCase):
             self.assertEqual([one.aborted for one in connections], [is_cut] * 4)
         self.check_cut(connections)
 
-    def test_expiry_cuts_readers(self) -> None:
+    def test_expiry_of_a_link_disconnects_its_readers(self) -> None:
         link = self.share("?lifetime=5")
         connections = self.begin_all(link)
         self.service.reactor.advance(4)

@@ -102,7 +102,7 @@ class DocumentTests(SynchronousTestCase):
             if "$ref" in part:
                 self.assertRegex(part["$ref"], r"^#/components/[a-zA-Z]+/[A-Za-z0-9_-]+$", path)
 
-    def test_no_member_is_written_twice(self) -> None:
+    def test_openapi_json_has_no_duplicate_member_names(self) -> None:
         def check_names(members: list[tuple[str, Any]]) -> None:
             names = [name for name, _ in members]
             self.assertEqual(len(names), len(set(names)), names)

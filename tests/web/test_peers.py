@@ -269,7 +269,7 @@ class AwayTests(SeveralTestCase):
             self.ask("a")
             self.events.clear()
 
-    def test_daemon_without_its_own_archive_is_left_out(self) -> None:
+    def test_daemon_whose_disk_does_not_answer_is_left_out_of_its_own_list(self) -> None:
         registry = self.services["a"].context.registry
         busy = mock.AsyncMock(side_effect=ServerBusy("the disk does not answer", 5))
         with mock.patch.object(registry, "lister", mock.Mock(list_evaluations=busy)):
@@ -355,7 +355,7 @@ class RequestTests(SeveralTestCase):
         self.assertEqual(connection.answer().status, 401)
         self.assertEqual(self.agent.asked, [])
 
-    def test_bound_of_an_answer_grows_with_its_entries(self) -> None:
+    def test_size_limit_of_a_peer_answer_grows_with_the_number_of_entries(self) -> None:
         limits: list[ResponseSizeLimit] = []
         service = self.services["a"]
         made = make_evaluation_lists(service.registry, FakeResolver(["10.0.0.9"]), self.reactor)

@@ -54,7 +54,7 @@ class ProblemTests(WebTestCase):
         found: dict[str, Any] = self.request("GET", answer.headers["location"]).json()
         return found
 
-    def test_problem_fills_the_fields_and_the_status_names_it(self) -> None:
+    def test_submission_takes_fields_of_the_problem_and_the_status_has_its_name(self) -> None:
         status = self.status(self.submit("one"))
         self.assertEqual(status["problem"], "one")
         self.assertEqual(
@@ -100,7 +100,7 @@ class ProblemTests(WebTestCase):
             self.request("GET", path, 404)
         self.request("GET", "/problems/one/evaluate", 405)
 
-    def test_same_key_for_another_problem_is_another_form(self) -> None:
+    def test_idempotency_key_reused_for_another_problem_is_422(self) -> None:
         key = {"Idempotency-Key": "k"}
         first = self.submit("one", **key).json()
         self.assertEqual(self.submit("one", **key).json(), first)
@@ -195,7 +195,7 @@ class ProblemTests(WebTestCase):
             own.unlink()
             self.service.reactor.advance(MAX_AGE)
 
-    def test_statement_does_not_wait_for_evaluations_that_wait_for_a_run_slot(self) -> None:
+    def test_statement_is_read_while_evaluations_wait_for_a_run_slot(self) -> None:
         self.write("statement.md", b"English")
         fetches = self.service.world.fetches
         for holder in map(str, range(fetches.slot_count)):
@@ -203,7 +203,7 @@ class ProblemTests(WebTestCase):
             fetches.release_slot_keep_quota(holder)
         self.assertEqual(self.read()["statement"], "English")
 
-    def test_reload_leaves_nothing_of_a_statement_that_is_being_read(self) -> None:
+    def test_statement_read_across_a_reload_is_not_cached_for_the_new_settings(self) -> None:
         self.write("statement.md", b"old")
         self.write("other.md", b"new")
         gate = self.service.world.repositories.gate

@@ -82,7 +82,7 @@ class AssetTests(WebTestCase):
             self.assertRegex(link, r"\A(static/|openapi\.json\Z)")
             self.get(f"/{link}")
 
-    def test_page_loads_versions_that_a_browser_keeps_for_ever(self) -> None:
+    def test_page_loads_versioned_files_that_are_cached_as_immutable(self) -> None:
         page = self.get("/").body.decode()
         links = [link for link in LINK.findall(page) if not link.startswith("#")]
         self.assertLessEqual(len(set(links)), 3)  # script, style sheet and icon
@@ -137,7 +137,7 @@ class AssetTests(WebTestCase):
             self.assertEqual(version, versions[name], name)
             self.assertIn(name, copyright_file)
 
-    def test_page_has_nothing_inline(self) -> None:
+    def test_pages_have_no_inline_scripts_or_styles(self) -> None:
         for name in PAGES:
             page = (FILES / name).read_text()
             self.assertNotRegex(page, r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son[a-z]+=")

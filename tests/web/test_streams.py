@@ -36,7 +36,7 @@ class FollowTests(StreamTestCase):
             self.assertTrue(follower.complete, kind)
             self.check_nothing_left(identifier)
 
-    def test_stream_from_any_cursor_is_exactly_the_rest(self) -> None:
+    def test_stream_from_any_cursor_has_exactly_the_later_events(self) -> None:
         identifier = self.evaluate(b"a\nb\nc\n")
         for ended in (False, True):
             everything = ["a", "\n", "b", "\n", "c", *["\n"] * ended]
@@ -111,7 +111,7 @@ class SlowReaderTests(StreamTestCase):
             follower.lose()
             self.finish()
 
-    def test_slow_reader_holds_nobody_back(self) -> None:
+    def test_slow_reader_delays_neither_the_evaluator_nor_another_reader(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             slow, quick = (self.follow(each, identifier) for each in (kind, LineFollower))

@@ -16,7 +16,7 @@ class GoodFormTests(UploadTestCase):
     def test_empty_line_may_precede_the_first_boundary(self) -> None:
         self.assertEqual(self.receive(b"\r\n" + form(parts())).request.commit_oid, OID)
 
-    def test_fields_have_older_names_too(self) -> None:
+    def test_fields_are_accepted_under_their_older_names(self) -> None:
         older = {
             "commit_oid": "oid",
             "repository[url]": "repositories[main][url]",
@@ -122,7 +122,7 @@ class ClientTests(UploadTestCase):
             InvalidField, form([Part("submission[a]", b"x", ""), *parts()]), "submission[a]"
         )
 
-    def test_line_feeds_that_browsers_change_are_restored(self) -> None:
+    def test_crlf_in_a_command_becomes_lf(self) -> None:
         command, label = b"cd a\r\nmake\rx\n\r\n./run\r", Part("metadata[a]", b"x\r\ny")
         request = self.receive(form(parts(evaluator_cmd=command))).request
         self.assertEqual(request.evaluator_cmd, "cd a\nmake\rx\n\n./run\r")
@@ -155,7 +155,7 @@ class ClientTests(UploadTestCase):
             error = self.refuse(InvalidField, form([part, *parts()]), "submission[source]")
             self.assertIn("malformed filename*", error.detail)
 
-    def test_file_names_in_pieces_are_refused(self) -> None:
+    def test_file_names_in_rfc_2231_continuations_are_refused(self) -> None:
         head = b'Content-Disposition: form-data; name="submission[source]"; '
         for name in (b"filename*0=a; filename*1=.py", b"FileName*0*=utf-8''a; filename*1=.py"):
             part = head + name + b"\r\n\r\n1"

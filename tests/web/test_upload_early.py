@@ -93,7 +93,7 @@ class EarlyRefusalTests(RawTestCase):
         connection.lose()
         self.assertEqual(spool.used, spool.total - 1000)
 
-    def test_upload_that_fits_no_more_is_503_within_the_body_and_removed(self) -> None:
+    def test_upload_is_503_and_removed_once_the_spool_is_full(self) -> None:
         spool = self.service.registry.submissions.share
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
@@ -104,7 +104,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assert_refused(connection, 503)
         self.assertEqual(spool.used, others)
 
-    def test_uploads_count_until_forgotten_or_refused(self) -> None:
+    def test_upload_takes_spool_space_until_forgotten_or_refused(self) -> None:
         spool, body = self.service.registry.submissions.share, form(parts())
         for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
             connection = self.begin(len(sent))

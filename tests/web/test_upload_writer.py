@@ -60,7 +60,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one, two")
         self.assertEqual((self.writer.directory / other).read_bytes(), b"")
 
-    def test_large_form_is_written_as_it_comes(self) -> None:
+    def test_large_form_is_written_in_batches_while_it_arrives(self) -> None:
         sent = [bytes([number]) * (WRITE_BATCH_BYTES // 3) for number in range(20)]
         self.writer.begin_file(FILE)
         for content in sent[:-1]:
@@ -118,7 +118,7 @@ class WriterTests(SynchronousTestCase):
         self.abandon()
         self.assertEqual((self.gone, self.unwritten.size), (["form"], 0))
 
-    def test_disk_error_at_the_end_is_told_once(self) -> None:
+    def test_disk_error_of_the_last_write_is_reported_once(self) -> None:
         self.begin()
         self.writer.add_content(HALF)
         finished = self.finish()

@@ -156,7 +156,7 @@ class ClientTests(SocketTestCase):
     def test_one_turn_reads_few_frames(self) -> None:
         self.assertEqual(self.open().connection.transport.bufferSize, 1024)
 
-    def test_frames_are_read_and_parsed_in_turns_of_the_streams(self) -> None:
+    def test_frames_of_clients_are_parsed_in_the_turns_of_streams(self) -> None:
         follower = self.open()
         connection = follower.connection
         connection.send(bytes([0x80 | PING, 0x80]) + bytes(4))

@@ -161,7 +161,7 @@ class ExpectTests(CallbacksTestCase):
         stored.callback(None)
         self.assertEqual(len(self.sender.posted), 1)
 
-    def test_callback_without_secret_or_to_a_forbidden_place_is_refused(self) -> None:
+    def test_callback_without_a_secret_or_to_a_forbidden_host_is_refused(self) -> None:
         error = self.assertRaises(InvalidField, self.callbacks.create_callback, URL, "carol")
         self.assertIn("ask the operator for a secret", error.detail)
         self.assertEqual(error.extra_members, {"field": "callback_url"})
@@ -183,7 +183,7 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual(self.callbacks.ended_counts_by_state, {CallbackState.DELIVERED: 1})
         self.nothing_left()
 
-    def test_failed_attempt_is_repeated_later_under_the_same_name(self) -> None:
+    def test_failed_attempt_is_repeated_later_with_the_same_webhook_id(self) -> None:
         later = AttemptResult(RequestOutcome.RETRY, "no connection", 30)
         self.sender.results = [BAD, later, TAKEN]
         callback = self.send(document=b"[]")
@@ -338,7 +338,7 @@ class RoomTests(CallbacksTestCase):
             states = [self.send().state for _ in range(9)]
             self.assertEqual(states, [state] * 9)
 
-    def test_callback_given_up_after_its_status_counts_as_answered(self) -> None:
+    def test_callback_given_up_after_a_2xx_status_counts_as_delivered(self) -> None:
         why = "the caller's pending callbacks exceed 65.2 KiB; last error: the status 500"
         for result, state, error in (
             (TAKEN, CallbackState.DELIVERED, None),

@@ -166,7 +166,7 @@ class ExchangeTests(SenderTestCase):
         self.assertEqual(self.reached, [("receiver.example", "8.8.8.8")])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_status_is_told_with_its_meaning_and_redirects_are_not_followed(self) -> None:
+    def test_outcome_follows_the_status_and_redirects_are_not_followed(self) -> None:
         self.receiver.headers = {"Location": "http://elsewhere.example/"}
         self.receiver.answer = b"x" * 100_000
         accepted, refused, retry = RequestOutcome
@@ -219,7 +219,7 @@ class ExchangeTests(SenderTestCase):
 
 
 class FailureTests(SenderTestCase):
-    def test_forbidden_host_is_a_refusal_and_an_unknown_one_is_not(self) -> None:
+    def test_forbidden_host_is_refused_and_an_unknown_host_is_retried(self) -> None:
         for answers in (["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"]):
             self.resolver = FakeResolver(answers)
             result = self.result()
@@ -248,7 +248,7 @@ class FailureTests(SenderTestCase):
         )
         self.assertEqual([address for _, address in self.reached], ["8.8.8.8", "8.8.4.4"])
 
-    def test_failure_is_told_without_received_bytes(self) -> None:
+    def test_reason_of_a_failed_attempt_has_no_received_bytes(self) -> None:
         banner = [Failure(ValueError("SSH-2.0-secret"))]
         tls = [Failure(TlsError([("", "", "verify failed")]))]
         for error, words in (

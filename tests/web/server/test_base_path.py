@@ -22,7 +22,7 @@ TARGETS = st.text("/ab?x.%", max_size=12).map(lambda rest: f"/{rest}".encode())
 
 class BasePathTests(SynchronousTestCase):
     @given(TARGETS)
-    def test_base_path_is_taken_away_once(self, target: bytes) -> None:
+    def test_base_path_is_removed_from_the_target_only_as_its_prefix(self, target: bytes) -> None:
         path, _, query = target.partition(b"?")
         path = collapse_slashes(path)
         for before in (b"/judge/a.b", b"//judge///a.b", b"http://host/judge/a.b"):

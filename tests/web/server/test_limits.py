@@ -90,7 +90,7 @@ class ConnectionsTests(ConnectionsTestCase):
 class UnlimitedTests(ConnectionsTestCase):
     configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=0))
 
-    def test_all_clients_may_come_from_one_proxy(self) -> None:
+    def test_limit_of_0_per_address_allows_all_connections_from_one_address(self) -> None:
         for _ in range(5):
             self.check_open(self.service.connect(ipv4(1)))
         self.check_turned_away(self.service.connect(ipv4(1)))
@@ -100,7 +100,7 @@ STRANGER = IPv4Address("TCP", "192.0.2.1", 1)
 
 
 class PeerTests(WebTestCase):
-    def test_peers_are_named_and_proxies_known(self) -> None:
+    def test_peer_is_identified_with_its_address_and_as_a_proxy_if_trusted(self) -> None:
         for trusted, address, peer in (
             ("10.0.0.1", STRANGER, ("192.0.2.1", False)),
             ("10.0.0.1", IPv6Address("TCP", "2001:db8::1%eth0", 1), ("2001:db8::1", False)),
@@ -149,7 +149,7 @@ class LogTests(ProxiedTestCase):
             self.assertEqual(connection.answer().status, 200)
             connection.lose()
 
-    def test_untrusted_peer_and_other_headers_are_not_believed(self) -> None:
+    def test_client_address_comes_from_x_forwarded_for_of_a_trusted_proxy_only(self) -> None:
         for address, header, client in (
             (STRANGER, "X_Forwarded_For", "192.0.2.1"),
             (STRANGER, "Forwarded", "192.0.2.1"),
@@ -208,7 +208,7 @@ class LimitTests(ProxiedTestCase):
         connection = self.wait("192.0.2.99", True)
         self.check_raw(connection.answer(), 503)
 
-    def test_form_counts_until_it_is_answered(self) -> None:
+    def test_form_counts_as_a_concurrent_request_until_answered_or_aborted(self) -> None:
         for fails in ("", "no", "gone"):
             connection = self.service.connect(PROXY)
             body = form(parts(commit_oid=b"x") if fails == "no" else parts())
@@ -224,7 +224,7 @@ class LimitTests(ProxiedTestCase):
             connection.lose()
             self.assertEqual(self.service.site.counts_by_address, {})
 
-    def test_client_refused_without_a_token_counts_no_longer(self) -> None:
+    def test_request_refused_with_401_does_not_count_as_concurrent(self) -> None:
         def refuse(*_: object) -> str:
             raise Unauthorized("no")
 

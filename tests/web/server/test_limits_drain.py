@@ -117,7 +117,7 @@ class LeavingTests(LeavingTestCase):
         self.service.reactor.advance(5)
         self.successResultOf(over)
 
-    def test_idle_connections_end_at_the_announcement(self) -> None:
+    def test_announcement_closes_idle_connections_and_spares_open_requests(self) -> None:
         identifier = self.evaluate()
         idle, half, asking = self.connect(), self.connect(), self.connect()
         half.send(HEALTH[:-2])
@@ -194,7 +194,7 @@ class LeavingTests(LeavingTestCase):
         self.assertTrue(connection.aborted)
         self.successResultOf(over)
 
-    def test_upload_that_goes_on_is_503_and_its_end_ends_the_connection(self) -> None:
+    def test_upload_gets_503_and_its_connection_closes_at_the_end_of_the_body(self) -> None:
         connection, rest = self.upload()
         over = self.leave()
         self.check_told(connection)
@@ -211,7 +211,7 @@ class LeavingTests(LeavingTestCase):
         self.assertNoResult(self.leave())
         self.assertEqual(connection.received, b"")
 
-    def test_answer_on_its_way_comes_whole_and_is_the_last(self) -> None:
+    def test_answer_being_sent_is_completed_and_its_connection_closed(self) -> None:
         identifier = self.evaluate(b"a\n" * 1000)
         connection = self.connect()
         connection.channel.pauseProducing()  # as transports do that are full
@@ -263,7 +263,7 @@ class LeavingTests(LeavingTestCase):
         self.successResultOf(over)
         self.check_nothing_left(identifier)
 
-    def test_close_frame_is_the_last_that_a_slow_client_takes(self) -> None:
+    def test_slow_websocket_gets_the_close_frame_and_no_more_events(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SocketFollower, identifier)
         follower.full = True
@@ -277,7 +277,7 @@ class LeavingTests(LeavingTestCase):
         follower.lose()
         self.successResultOf(over)
 
-    def test_ended_websocket_has_its_code_already(self) -> None:
+    def test_websocket_that_was_closed_before_gets_no_second_close_frame(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SocketFollower, identifier)
         transport: Any = follower.connection.transport
