@@ -525,7 +525,7 @@ class StartTests(ArchiveTestCase):
         self.run_now(self.archive.remove_excess())
         self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (2, 2 * size))
 
-    def test_evaluation_being_archived_is_counted_once(self) -> None:
+    def test_evaluation_archived_during_the_count_at_the_start_is_counted_once(self) -> None:
         self.store()
         with mock.patch.object(FakeStore, "count_archived", fail_with_store_error):
             self.open()

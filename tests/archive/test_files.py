@@ -158,7 +158,7 @@ class DamageTests(FileTestCase):
             cursor += batch.count
         return cursor
 
-    def test_any_changed_byte_loses_no_event_before_it(self) -> None:
+    def test_events_before_a_changed_byte_are_read(self) -> None:
         for place in range(len(self.content)):
             changed = bytearray(self.content)
             changed[place] ^= 0xFF
@@ -167,7 +167,7 @@ class DamageTests(FileTestCase):
             for cursor in range(place % 7, count, 7):
                 self.assertEqual(self.read(cursor, 1).lines, self.lines[cursor])
 
-    def test_file_cut_anywhere_is_an_error(self) -> None:
+    def test_truncated_file_of_any_length_is_an_error(self) -> None:
         for size in range(len(self.content)):
             self.path.write_bytes(self.content[:size])
             self.assertRaises(DamagedArchiveFile, self.read)

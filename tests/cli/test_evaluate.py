@@ -153,7 +153,7 @@ class EvaluateTests(CommandTestCase):
         arguments = ("--repository", "ftp://a/b", *REPOSITORY[2:], "x=1")
         self.assertNotIn("try `", self.run_command("evaluate", *arguments).stderr)
 
-    def test_error_tells_what_to_do_without_a_checkout(self) -> None:
+    def test_error_outside_a_checkout_names_the_next_step(self) -> None:
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir("/")
         short = "`git rev-parse main` in a clone of the repository prints"
@@ -405,7 +405,7 @@ class CheckoutTests(SynchronousTestCase):
     def refused(self, folder: Path) -> str:
         return str(self.assertRaises(UsageError, inspect_checkout, folder))
 
-    def test_error_tells_what_to_do_where_nothing_can_be_fetched(self) -> None:
+    def test_error_names_what_the_checkout_lacks(self) -> None:
         for folder in (self.clone / ".git", self.clone / ".git" / "refs", self.upstream):
             self.assertIn("not in a git checkout", self.refused(folder))
         for prepare, words in (

@@ -95,7 +95,7 @@ class FollowTests(CommandTestCase):
         identifier = self.printed(b"a\n")
         self.assertEqual(self.run_command("follow", "--after", "2", identifier).stderr, "")
 
-    def test_evaluation_that_is_lost_while_it_is_followed_has_failed(self) -> None:
+    def test_follow_fails_if_the_evaluation_expires_meanwhile(self) -> None:
         for error in (EvaluationExpired(), EvaluationNotFound()):
             for printed in ("", "a"):
                 self.line = self.make()

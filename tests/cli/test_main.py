@@ -65,7 +65,7 @@ class MainTests(SynchronousTestCase):
             for name in ("twisted", "klein", "tawebeval.daemon", "tawebeval.sandbox", *foreign):
                 self.assertNotIn(name, imported, arguments)
 
-    def test_commands_that_evaluate_here_import_no_tls(self) -> None:
+    def test_try_and_check_import_no_tls(self) -> None:
         for command in (("try", ".", "--evaluator", "true", "source=x"), ("check", ".")):
             imported = self.list_imported_modules(*command, "--environment", "none")
             self.assertIn("twisted.internet.pollreactor", imported, command)

@@ -70,7 +70,7 @@ class TokenTests(SynchronousTestCase):
         self.assertEqual(tokens.find_token([b"Bearer " + token.encode()]).caller, "alice")
         self.assertEqual(self.file.stat().st_mode & 0o7777, 0o600)
 
-    def test_options_restrict_the_token(self) -> None:
+    def test_options_of_token_add_are_in_the_line_of_the_token(self) -> None:
         self.run_token("add", "bob", "--group", "g", "--problem", "b", "--problem", "a", "--read")
         self.run_token("add", "t", "--supervise", "g", "--supervise", "h", "--rate", "9")
         self.run_token("add", "site", "--shared")

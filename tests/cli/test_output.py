@@ -269,7 +269,7 @@ class BrokenStreamTests(SynchronousTestCase):
         self.assertTrue(caught.exception.is_broken_pipe)
         stream.close()
 
-    def test_broken_stderr_raises_nothing(self) -> None:
+    def test_messages_to_a_broken_stderr_raise_nothing(self) -> None:
         stream = self.stream()
         screen = Screen(Stream(False), stream, False)
         screen.show_message("a")

@@ -246,7 +246,7 @@ class ExitStatusTests(SynchronousTestCase):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
             signal.signal(number, signal.SIG_DFL)
 
-    def test_each_signal_cancels_again_and_the_first_decides_the_status(self) -> None:
+    def test_each_signal_cancels_the_work_and_the_first_sets_the_exit_status(self) -> None:
         for first, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 0)):
             cancelled = 0
 

@@ -77,7 +77,7 @@ class AsyncClientTests(SynchronousTestCase):
             expected = [True, [Text("a"), Text("b")], {"state": "running"}]
             self.assertEqual(asyncio.run(main()), expected)
 
-    def test_failures_are_classified_and_the_exchange_has_a_time_limit(self) -> None:
+    def test_timeout_broken_connection_and_large_response_have_messages(self) -> None:
         for transport, words in (
             (Silent(), "no answer from http://a within 0 seconds"),
             (Failing(httpx.ReadError("cut.")), "the connection to http://a broke: cut"),

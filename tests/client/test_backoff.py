@@ -70,7 +70,7 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual(backoff.draw_delay(4, 0), 0)
         self.assertIsNone(Backoff(1, 5, 30).draw_delay(1, 0.5))
 
-    def test_retry_after_is_obeyed_or_the_request_given_up(self) -> None:
+    def test_retry_after_is_added_to_the_delay_or_over_its_limit_ends_the_retries(self) -> None:
         backoff = Backoff(9, 4, 30, max_retry_after_seconds=600)
         self.assertEqual(backoff.draw_delay(1, 0.5, 10), 12)
         self.assertEqual(backoff.draw_delay(1, 0.5, 600), 602)

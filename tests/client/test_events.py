@@ -49,7 +49,7 @@ class EventTests(SynchronousTestCase):
             assert isinstance(event, EvaluationError)
             self.assertEqual(event.is_failure, final)
 
-    def test_value_that_python_refuses_is_still_an_event(self) -> None:
+    def test_value_that_python_cannot_parse_is_an_event_whose_payload_raises(self) -> None:
         for raw_json in ("9" * 5000, "[" * 900 + "]" * 900):
             event = parse("data", raw_json)
             assert isinstance(event, Data)
@@ -131,7 +131,7 @@ class EventTests(SynchronousTestCase):
 class PageTests(SynchronousTestCase):
     """Pages, and cursors."""
 
-    def test_each_event_has_the_cursor_behind_it(self) -> None:
+    def test_each_event_has_the_cursor_after_it(self) -> None:
         three = [("text", '"a"')] * 3
         for begin, end, expected in (
             (None, "3", ["+1", "+2", "3"]),

@@ -115,7 +115,7 @@ class EventsTests(ClientTestCase):
         self.assertEqual([end for _, end in bounds[:-1]], [begin for begin, _ in bounds[1:]])
         self.assertEqual(bounds[-1][1], "end")
 
-    def test_limit_bounds_pages_and_loses_no_event(self) -> None:
+    def test_pages_have_at_most_limit_events_and_lose_none(self) -> None:
         identifier = self.printed(b"0123456789\n" * 60)
         pages = self.line.wait(gathered(self.line.client.pages(identifier, limit=1)))
         self.assertEqual({len(page.events) for page in pages}, {1})
@@ -180,7 +180,7 @@ class OtherTests(ClientTestCase):
             line.wait(client.evaluate_problem("../evaluate", {"source": "x"}))
         self.assertEqual(caught.exception.status, 404)
 
-    def test_server_is_an_http_url_without_query_and_user(self) -> None:
+    def test_server_url_with_query_or_user_is_refused_without_showing_the_user(self) -> None:
         self.assertEqual(normalize_server_url("http://localhost:8080/"), "http://localhost:8080")
         self.assertEqual(normalize_server_url("https://[::1]/judge//"), "https://[::1]/judge")
         for wrong in (
@@ -457,7 +457,7 @@ class StepTests(SynchronousTestCase):
                 self.assertEqual(outcome.error is None, verdict != "evaluation failed")
         self.assertEqual(Outcome("x", None).verdict, "finished")
 
-    def test_problems_submissions_and_links_are_read(self) -> None:
+    def test_problem_submission_and_link_operations_send_and_parse(self) -> None:
         client = self.client
         for operation, sent, body, expected in (
             (
@@ -532,7 +532,7 @@ class StepTests(SynchronousTestCase):
         _, result = play(operations.pages(self.client, "x", "8"), page)
         self.assertIn("it begins at '9'", str(result))
 
-    def test_evaluation_is_unknown_before_its_first_page_and_gone_after_it(self) -> None:
+    def test_404_means_unknown_before_the_first_page_and_gone_after_it(self) -> None:
         page = json_response('{"begin":null,"end":"1","data":[]}')
         unknown = json_response("{}", 404)
         _, result = play(operations.events(self.client, "x"), unknown)
@@ -549,7 +549,7 @@ class StepTests(SynchronousTestCase):
             steps, _ = play(operations.events(self.client, "x"), held, unknown)
             self.assertEqual([step for step in steps if isinstance(step, Pause)], pauses)
 
-    def test_list_whose_cursor_returns_is_refused(self) -> None:
+    def test_list_that_repeats_a_cursor_is_refused(self) -> None:
         parts = [json_response(f'{{"end":"{end}","data":[]}}') for end in "121"]
         _, result = play(operations.problems(self.client), *parts)
         self.assertIn("the cursor '1' comes twice in a list", str(result))

@@ -219,7 +219,7 @@ class ResultSummaryTests(SynchronousTestCase):
                 },
             )
 
-    def test_hostile_results_leave_less_than_20_kib(self) -> None:
+    def test_summary_of_hostile_results_takes_less_than_20_kib(self) -> None:
         names = [f"{number:03}" + "é" * 16 for number in range(2 * MAX_GOALS)]
         values = [json.dumps(goal(name), ensure_ascii=False).encode() for name in names]
         values += [b'{"type":"goal_result","goal":"%b","result":true}' % (b"x" * 16_000)] * 9
@@ -284,7 +284,7 @@ class PackingTests(SynchronousTestCase):
 
 
 class VerdictTests(SynchronousTestCase):
-    def test_results_lead_to_the_verdict_that_the_page_shows(self) -> None:
+    def test_client_and_page_show_the_same_verdict_for_the_same_results(self) -> None:
         for expected, members in (  # as in tests/integration/page_modules/verdict.mjs
             ("finished", None),
             ("finished", {"progress": {"done": 1, "total": 1}}),

@@ -173,7 +173,7 @@ class SyncClientTests(SynchronousTestCase):
         self.assertEqual(server.accepted, 2)
         client.close()
 
-    def test_threads_share_a_client(self) -> None:
+    def test_twenty_threads_can_use_one_client(self) -> None:
         server = self.serve(say(answer(STATUS)))
         found: list[Any] = []
         with Client(server.url) as client:

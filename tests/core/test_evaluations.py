@@ -77,7 +77,7 @@ class HistogramTests(SynchronousTestCase):
         self.assertEqual(list(histogram.list_buckets()), [*expected, (float("inf"), len(values))])
         self.assertEqual(histogram.sum, sum(values))
 
-    def test_bounds_ascend(self) -> None:
+    def test_bounds_of_histogram_buckets_ascend(self) -> None:
         for bounds in (LONG_DURATION_BUCKETS, SHORT_DURATION_BUCKETS):
             self.assertEqual(sorted(set(bounds)), list(bounds))
 
@@ -122,15 +122,19 @@ class EvaluationTests(SynchronousTestCase):
         endings = sum(any(state.has_ended for state in life) for life in all_lives)
         self.assertEqual(tally.ended_counts_by_state_and_reason.total(), endings)
 
-    def test_restored_evaluation_is_not_accepted_and_the_latest_end_sets_the_fault(self) -> None:
+    def test_restored_evaluation_is_counted_in_its_state_and_not_as_accepted(self) -> None:
         counters = EvaluationCounters()
         counters.record_restored_evaluation(EvaluationState.RUNNING)
         counters.record_accepted_evaluation()
-        self.assertEqual((counters.accepted_count, counters.latest_fault), (1, None))
+        self.assertEqual(counters.accepted_count, 1)
+        self.assertEqual(counters.counts_by_state[EvaluationState.RUNNING], 1)
+
+    def test_evaluation_that_ends_without_a_fault_clears_the_latest_fault(self) -> None:
+        counters = EvaluationCounters()
+        self.assertIsNone(counters.latest_fault)
         for fault, expected in (("no sandbox", (5.0, "no sandbox")), (None, None)):
             counters.set_latest_fault(fault, 5.0)
             self.assertEqual(counters.latest_fault, expected)
-        self.assertEqual(counters.counts_by_state[EvaluationState.RUNNING], 1)
 
 
 KEY = bytes(range(SECRET_KEY_BYTES))
@@ -183,7 +187,7 @@ class IssuedTests(SynchronousTestCase):
         ):
             assert identities.is_issued(changed) == (changed == identifier), changed
 
-    def test_secrets_are_not_shown(self) -> None:
+    def test_repr_of_the_issuer_has_no_key(self) -> None:
         self.assertNotIn(repr(KEY)[2:-1], repr(IdentifierIssuer(KEY, os.urandom)))
 
     @given(draws, st.text(max_size=5), st.text(max_size=5))

@@ -297,7 +297,7 @@ class MemoryTests(SynchronousTestCase):
         log.discard()
         self.assertEqual(told, [False])
 
-    def test_many_logs_have_smaller_segments(self) -> None:
+    def test_minimum_segment_size_falls_with_the_number_of_logs(self) -> None:
         memory = EventMemory(4 * 2**20)
         self.assertEqual(memory.min_segment_bytes, core_events.MAX_SEGMENT_BYTES)
         for _ in range(8):
@@ -307,7 +307,7 @@ class MemoryTests(SynchronousTestCase):
             EventLog(memory).append_batch(number(0), 0)
         self.assertEqual(memory.min_segment_bytes, core_events.MIN_SEGMENT_BYTES)
 
-    def test_loaded_segment_is_read_and_evicts_another(self) -> None:
+    def test_loaded_segment_is_readable_and_evicts_the_one_loaded_before(self) -> None:
         memory = EventMemory(150)
         log = EventLog(memory)
         log.restore_segment(7, 8, source_of(b""))
@@ -437,7 +437,7 @@ class CursorTests(SynchronousTestCase):
         self.assertTrue(str(error).isprintable() and len(str(error)) < 300, str(error))
 
     @given(st.one_of(st.text(), st.from_regex(r"[0-9a-z]{1,20}")))
-    def test_accepted_cursor_needs_no_encoding_in_a_url(self, after: str) -> None:
+    def test_accepted_cursor_has_only_url_safe_characters(self, after: str) -> None:
         try:
             cursor = parse_cursor(after)
         except InvalidCursor:

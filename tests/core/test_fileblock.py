@@ -87,12 +87,6 @@ class HeaderTests(SynchronousTestCase):
         )
         self.assertEqual(parse(block), PrintedFile("report.svg", "image/svg+xml", b"<svg/>"))
 
-    def test_body_is_a_path_with_x_segi_as_path(self) -> None:
-        self.assertEqual(
-            parse(b"Content-Type: a/b\nX-SEGI-As: path\n\n../out/a b.txt"),
-            FileReference("a b.txt", "a/b", "../out/a b.txt"),
-        )
-
     def test_name_in_the_headers_wins_over_that_of_the_path(self) -> None:
         headers = b'X-SEGI-As: path\nContent-Disposition: attachment; filename="b"\n\n'
         self.assertEqual(
@@ -102,7 +96,7 @@ class HeaderTests(SynchronousTestCase):
         wanted = parse(headers + b"dir/\xff\n")
         self.assertEqual(wanted, FileReference("b", "application/octet-stream", "dir/\udcff\n"))
 
-    def test_charsets_are_not_looked_up(self) -> None:
+    def test_charsets_of_parameters_are_not_passed_to_codecs(self) -> None:
         asked: list[str] = []
         note = asked.append
         codecs.register(note)
@@ -112,7 +106,7 @@ class HeaderTests(SynchronousTestCase):
                 parse(f"Content-Disposition: a; filename{name}\n\nx".encode())
         self.assertEqual(asked, [])
 
-    def test_error_shows_the_fault_shortened(self) -> None:
+    def test_error_quotes_the_malformed_header_shortened(self) -> None:
         long = "x" * 900
         for head, shown in (
             ("nonsense", "'nonsense'"),
@@ -209,7 +203,7 @@ class ReferenceTests(SynchronousTestCase):
         self.check_headers("X-SEGI-As: ", "X-SEGI-As: content, path", "X-SEGI-As: Path ")
 
     @given(st.lists(st.sampled_from(PARAMETER_PIECES)).map("".join))
-    def test_any_parameter_is_read_as_documented(self, parameter: str) -> None:
+    def test_any_filename_parameter_is_parsed_like_the_reference(self, parameter: str) -> None:
         self.check_headers(f"Content-Disposition: a; filename{parameter}")
 
 

@@ -70,7 +70,7 @@ class Tables(SynchronousTestCase):
 
 
 class PresetTests(SynchronousTestCase):
-    def test_form_for_a_problem_has_few_fields_and_the_expected_files(self) -> None:
+    def test_problem_form_refuses_fields_of_the_problem_and_unexpected_files(self) -> None:
         preset = FormPreset("the problem 'p'", "p", {}, PERMITTED_PROBLEM_FORM_FIELDS, ("a", "b"))
         for name in ("callback_url", "metadata[x]"):
             preset.check_text_field(name)
@@ -421,7 +421,7 @@ class UrlTests(Tables):
             "host", "./x", "../x", "a/b:c", "host: x", ":x", "@host:x", "é:x",
         )  # fmt: skip
 
-    def test_names_and_passwords_are_refused_save_the_user_of_ssh(self) -> None:
+    def test_urls_with_users_or_passwords_are_refused(self) -> None:
         for url in (
             "https://user@host/x", "https://user:secret@host/x", "https://:secret@host/x",
             "http://token@host", "https://a@b@host/x", "ssh://user:secret@host/x",
@@ -522,7 +522,7 @@ class LimitTests(Tables):
         form = {"limits[memory]": "64K", "limits[cpu]": "", "limits[wall_clock]": "20"}
         self.assertEqual(parse(form).limits, {"memory": 65536, "wall_clock": 20})
 
-    def test_packed_request_keeps_whole_numbers_whole(self) -> None:
+    def test_unpacked_request_has_integer_limits_as_integers(self) -> None:
         request = parse({"limits[cpu]": "20", "limits[wall_clock]": "20.5"})
         limits = unpack_request(pack_request(request)).limits
         self.assertEqual(repr(limits), "{'wall_clock': 20.5, 'cpu': 20}")
@@ -577,7 +577,7 @@ class ChosenLimitTests(SynchronousTestCase):
     def parse(self, name: str, value: str, least: float = 0, most: float = 2**40) -> float:
         return parse_limits({name: value}, {name: LimitRange(least, most)})[name]
 
-    def test_each_unit_has_its_syntax(self) -> None:
+    def test_limit_of_each_unit_is_parsed(self) -> None:
         for name, value, number in (
             ("wall_clock", "10", 10),
             ("wall_clock", "0.25", 0.25),
@@ -594,7 +594,7 @@ class ChosenLimitTests(SynchronousTestCase):
             self.assertIs(type(found), float if name == "wall_clock" else int)
         self.assertEqual(parse_limits(dict.fromkeys(LIMIT_UNITS, ""), {}), {})
 
-    def test_refusal_says_what_is_expected_and_names_the_bound(self) -> None:
+    def test_error_about_a_limit_names_the_syntax_or_the_bound(self) -> None:
         size = "a size: bytes, or a number with K, M, G or T (of 1024), such as 65536 or 256M"
         seconds = ("-1", "1e3", "ten", "inf", "nan", " 1", "1.", ".5", "9" * 11, "\u0661")
         for name, values, words in (
@@ -632,7 +632,7 @@ class BaseNameTests(SynchronousTestCase):
         for directory in ("d" * 1000, "\0\ud800"):
             self.assertEqual(get_base_name(directory + "/a"), "a")
 
-    def test_name_of_no_file_is_refused(self) -> None:
+    def test_file_name_that_is_empty_a_directory_or_too_long_is_refused(self) -> None:
         self.assertEqual(MAX_FILENAME_BYTES, 255)
         for name in (
             "", ".", "..", "/", "a/", "a/.", "a\\..", "a\0", "\0", "a\0/..",

@@ -256,7 +256,7 @@ class NodeTests(SynchronousTestCase):
         for value in ("unknown", "unix:", "192.0.2.1, unknown"):
             self.assertEqual(PLAIN.find_client_address([value]), "")
 
-    def test_mapped_ipv4_address_is_that_address(self) -> None:
+    def test_mapped_ipv4_address_is_reported_as_ipv4(self) -> None:
         self.assertEqual(PLAIN.find_client_address(["::ffff:192.0.2.1"]), "192.0.2.1")
         self.assertEqual(
             PLAIN.find_client_address(["192.0.2.1, [::ffff:127.0.0.1]:7"]), "192.0.2.1"

@@ -115,7 +115,7 @@ class TextTests(Tables):
         )
         self.check_end(b"a\n\xe2\x82")
 
-    def test_text_near_a_marker_is_text(self) -> None:
+    def test_marker_that_is_not_alone_on_its_line_is_text(self) -> None:
         self.check(
             b"~DE\n~FE\na\n~DE",
             b"x~DB\n ~FB\n~~DB\n",
@@ -148,7 +148,7 @@ class DataBlockTests(Tables):
         )
         self.assertEqual(classify(parse(b"a\n~DB\n~DE\nb\n")), ["a", "b", "\n"])
 
-    def test_each_line_is_a_value_as_it_was_written(self) -> None:
+    def test_each_line_of_a_data_block_is_a_value_unchanged(self) -> None:
         for values in (
             (b'{"a": 1}', b"null", b'"x"', b'"a\xff\xe2\x82"'),
             (b"1e400", b"1.0", b"12345678901234567890123", b"-0", b"0.10", b"1E+2"),
@@ -228,7 +228,7 @@ def file_block(
 
 
 class FileBlockTests(Tables):
-    def test_blocks_are_files_or_errors_between_intact_text(self) -> None:
+    def test_file_block_is_a_file_or_an_error_and_text_around_it_is_kept(self) -> None:
         body = b"x" * MAX_FILE
         for block in (
             file_block(b"<svg/>\n", 'Content-Disposition: attachment; filename="report.svg"'),
@@ -248,7 +248,7 @@ class FileBlockTests(Tables):
         [event] = classify(parse(file_block(content), [Chunk(7)], max_file=1000))
         self.assertEqual(event, PrintedFile("file", "application/octet-stream", content))
 
-    def test_file_far_over_the_limit_is_skipped_to_its_end(self) -> None:
+    def test_file_over_the_limit_is_one_error_and_later_events_are_parsed(self) -> None:
         stdout = b"a\n" + file_block(b"x\n" * 20_000 + b"~DB") + b"b\n~DB\n1\n~DE\n"
         for size in (1, 1000, 10**6):
             events = parse(stdout, [Chunk(size)])
@@ -467,7 +467,7 @@ class SmallStepTests(SynchronousTestCase):
 
 
 class ReservedTests(SynchronousTestCase):
-    def test_variables_that_a_run_sets_are_reserved(self) -> None:
+    def test_variables_that_a_run_overrides_are_reserved(self) -> None:
         run = {
             "home": "/home",
             "temporary_directory": "/tmp",

@@ -226,7 +226,7 @@ class DistanceTests(SynchronousTestCase):
             for tail in (b"\n~DE\n", b"\n~FE\nx"):
                 self.assertEqual(decode(again.feed(tail)), decode(parser.feed(tail)))
 
-    def test_resuming_in_an_endless_line_value_or_file_rereads_little(self) -> None:
+    def test_resuming_in_an_endless_line_value_or_file_parses_few_bytes_again(self) -> None:
         for start, piece in (
             (b"", b"x"),
             (b"", b"\xff"),

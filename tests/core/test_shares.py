@@ -30,7 +30,7 @@ class ShareTests(SynchronousTestCase):
         self.assertIs(type(caught.exception), error)
         self.assertEqual((caught.exception.retry_after, self.share.used), (7, used))
 
-    def test_greedy_caller_gets_its_quota_and_others_get_theirs(self) -> None:
+    def test_caller_may_take_its_quota_and_other_callers_the_rest(self) -> None:
         self.share.take_within_quota(40, "alice")
         self.assertTrue(self.share.is_quota_used_up("alice"))
         self.refuse(CallerQuotaExceeded, 1, "alice")
@@ -58,7 +58,7 @@ class ShareTests(SynchronousTestCase):
         self.share.take_within_quota(100, ANONYMOUS_CALLER)
         self.refuse(ServerBusy, 1, ANONYMOUS_CALLER)
 
-    def test_caller_whose_quota_is_the_total_is_told_that_all_is_used(self) -> None:
+    def test_without_a_quota_a_full_share_raises_server_busy(self) -> None:
         self.share.quota = None
         self.share.take_within_quota(100, "alice")
         self.refuse(ServerBusy, 1, "alice")
@@ -182,7 +182,7 @@ class PlanTests(SynchronousTestCase):
         schedule.record_evaluation_end(0, are_all_slots_used=False)
         self.assertEqual(schedule.schedule_retry(300), 1)
 
-    def test_more_clients_than_evaluations_end_in_2_minutes_share_the_second_minute_evenly(
+    def test_clients_beyond_two_minutes_are_spread_over_the_second_minute(
         self,
     ) -> None:
         schedule = measured(1)

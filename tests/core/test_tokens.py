@@ -71,7 +71,7 @@ class FileTests(SynchronousTestCase):
     def test_duplicate_token_is_refused(self) -> None:
         self.refuse(f"{line('alice', 'a')}\n{line('bob', 'a')}", 2)
 
-    def test_file_without_a_token_lets_nobody_in(self) -> None:
+    def test_file_without_a_token_authorizes_no_caller(self) -> None:
         self.refuse("", None)
         self.refuse("# alice\n", None)
 
@@ -84,7 +84,7 @@ class AuthenticateTests(SynchronousTestCase):
             self.assertEqual(self.tokens.find_token([header]).caller, "alice")
         self.assertEqual(self.tokens.find_token([b"Bearer secret-b"]).caller, "bob")
 
-    def test_other_authorization_headers_are_refused(self) -> None:
+    def test_missing_repeated_or_malformed_authorization_header_is_unauthorized(self) -> None:
         for headers in (
             [], [b"Bearer secret-a", b"Bearer secret-a"], [b""], [b"Bearer"], [b"Bearer "],
             [b"Bearersecret-a"], [b"Basic secret-a"], [b"Bearer secret-a secret-b"],
@@ -195,7 +195,7 @@ class NewTests(SynchronousTestCase):
             with self.assertRaises(ConfigurationError):
                 generate_token("a", os.urandom, problems=[name])
 
-    def test_name_that_the_file_cannot_hold_gets_no_token(self) -> None:
+    def test_invalid_caller_name_gets_no_token(self) -> None:
         for name in ("", "a b", "#a", "a\nb", "a" * 65, "ü"):
             self.assertRaises(ConfigurationError, generate_token, name, os.urandom)
         for name in ("a" * 64, "alice@example.org", "site-1"):

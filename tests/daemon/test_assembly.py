@@ -328,7 +328,7 @@ class ServiceTests(SynchronousTestCase):
         self.successResultOf(daemon.stopService())
         self.assertEqual(listening, [0])
 
-    def test_thread_writes_the_log_from_the_start_to_the_end(self) -> None:
+    def test_log_thread_starts_with_the_service_and_stops_after_the_shutdown(self) -> None:
         writer = LogWriter(StringIO(), format_text, "info")
         done: list[object] = []
         self.patch(writer.line_writer, "start", lambda: done.append("start"))
@@ -412,7 +412,7 @@ class ServiceTests(SynchronousTestCase):
         self.start(listen=("tcp:80",))
         self.assertEqual(self.request("GET /evaluation/x").status, 401)
 
-    def test_sighup_reads_the_tokens_until_the_stop(self) -> None:
+    def test_sighup_reloads_the_tokens_until_the_service_stops(self) -> None:
         calls = self.note_calls_from_thread()
         before = signal.getsignal(signal.SIGHUP)
         notifier = self.find_notifier()
@@ -460,7 +460,7 @@ class ServiceTests(SynchronousTestCase):
         (reloader,) = (one for one in daemon if isinstance(one, ReloadService))
         return reloader
 
-    def test_reload_changes_the_configuration_of_all_parts_and_the_level(self) -> None:
+    def test_reload_changes_the_configuration_and_the_log_level(self) -> None:
         path, daemon = self.begin_with("")
         log_writer = daemon.log_writer = LogWriter(StringIO(), format_text, "info")
         path.write_text("log.level = 'error'\nlisten = ['tcp:1']")

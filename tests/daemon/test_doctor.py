@@ -291,7 +291,7 @@ class CheckTests(DoctorTestCase):
         self.assertEqual(first, Finding("configuration", OK, "no file: defaults apply"))
         self.assertEqual({each.severity for each in others}, {OK}, others)
 
-    def test_root_ends_the_checks(self) -> None:
+    def test_checks_end_if_the_user_is_root(self) -> None:
         def refuse(command: str) -> None:
             raise ConfigurationError("not as root", f"as root: {command} --user NAME")
 
@@ -301,7 +301,7 @@ class CheckTests(DoctorTestCase):
         for words in ("as root: tawebeval doctor --user NAME", "systemd-run"):
             self.assertIn(words, found.remedy)
 
-    def test_sandbox_is_tried_where_the_directories_are_or_will_be(self) -> None:
+    def test_sandbox_is_probed_in_the_directories_or_their_existing_parents(self) -> None:
         self.examine()
         self.assertEqual(self.get_probed_places(), [self.cache, self.state])
         self.assertEqual(self.accounts.parent, self.places[-1].workspaces)

@@ -221,7 +221,7 @@ class NoDescriptorsTests(SynchronousTestCase):
                 log.info(TWISTEDS[0], address="a", acceptError="e")
             self.assertEqual(len(ours), count)
 
-    def test_events_about_anything_but_descriptors_are_written(self) -> None:
+    def test_events_of_other_text_or_namespace_are_not_replaced(self) -> None:
         for text, namespace in (
             ("Received SIGTERM, shutting down.", "twisted.internet.base"),
             ("ApiSite starting on 8080", "tawebeval.evaluations.lifecycle"),
@@ -281,7 +281,7 @@ class ErrorReportTests(SynchronousTestCase):
         logging.getLogger().addHandler(handler)
         self.addCleanup(logging.getLogger().removeHandler, handler)
 
-    def test_handlers_of_the_operator_get_errors_with_their_tracebacks(self) -> None:
+    def test_handlers_of_python_logging_get_errors_with_their_tracebacks(self) -> None:
         self.writer.pass_on = open_error_reports({}, Clock())
         for event in [
             *events(lambda log: log.info("{a}", a=1)),

@@ -281,7 +281,7 @@ class LagTests(SynchronousTestCase):
     def looks(self) -> int:
         return list(self.lag.delays.list_buckets())[-1][1]
 
-    def test_delay_of_each_half_second_is_the_lag_until_the_stop(self) -> None:
+    def test_reactor_lag_is_the_delay_of_a_call_each_half_second(self) -> None:
         self.lag.startService()
         self.clock.pump([0.5] * 4)
         self.assertEqual((self.looks, self.lag.delays.sum), (4, 0))

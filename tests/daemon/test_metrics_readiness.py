@@ -59,7 +59,7 @@ class FaultTests(SynchronousTestCase):
         self.patch(module, "os", SimpleNamespace(statvfs=lambda path: file_system(**changes)))
         return find_disk_fault(self.place, FREE)
 
-    def test_bytes_and_counted_inodes_must_be_free(self) -> None:
+    def test_disk_is_full_without_free_bytes_or_free_inodes(self) -> None:
         for changes, full in (
             ({"f_bavail": 9}, True),
             ({"f_bavail": 10}, False),
@@ -113,7 +113,7 @@ class DiskTests(SynchronousTestCase):
             self.disk.start_check_if_due(FREE)
             self.clock.advance(1)
 
-    def test_disk_is_tried_at_intervals_and_always_while_something_is_wrong(self) -> None:
+    def test_disk_is_probed_each_period_and_each_second_while_it_has_a_fault(self) -> None:
         self.check(1)
         self.threads.step()
         self.assertEqual(self.tried, [(Path("/s"), FREE)])
@@ -145,7 +145,7 @@ class DiskTests(SynchronousTestCase):
         self.check(1)
         self.assertEqual(len(self.threads.waiting), 1)
 
-    def test_defect_of_a_trial_does_not_end_the_trials(self) -> None:
+    def test_disk_is_probed_again_after_a_defect_in_a_probe(self) -> None:
         self.patch(module, "find_disk_fault", lambda *_: 1 / 0)
         self.check(1)
         self.threads.step()
@@ -241,7 +241,7 @@ class SandboxProbeTests(SynchronousTestCase):
             self.threads.step()
         return [str(formatEvent(event)) for event in logged]
 
-    def test_failed_trial_is_logged_once_and_repeated_until_one_makes_the_daemon_ready(
+    def test_failed_probe_is_logged_once_and_repeated_until_one_succeeds(
         self,
     ) -> None:
         for _ in range(2):
@@ -258,7 +258,7 @@ class SandboxProbeTests(SynchronousTestCase):
             self.clock.pump([SANDBOX_PROBE_PERIOD] * 3)
             self.assertEqual(self.threads.waiting, [])
 
-    def test_slow_trial_delays_the_next_one(self) -> None:
+    def test_slow_probe_delays_the_next_probe(self) -> None:
         self.lose()
         self.clock.pump([SANDBOX_PROBE_PERIOD] * 4)
         self.assertEqual(len(self.threads.waiting), 1)
@@ -272,7 +272,7 @@ class SandboxProbeTests(SynchronousTestCase):
         self.threads.step()
         self.assertIsNotNone(self.tally.latest_fault)
 
-    def test_defect_of_a_trial_is_logged_and_the_trial_repeated(self) -> None:
+    def test_defect_of_a_probe_is_logged_and_the_probe_repeated(self) -> None:
         self.lose()
         self.outcome = ZeroDivisionError()
         self.try_once()

@@ -85,7 +85,7 @@ class EnvironmentTests(SynchronousTestCase):
         ):
             self.assertEqual(find_notifier(environment), SystemdNotifier())
 
-    def test_watchdog_time_is_in_microseconds_and_for_this_process(self) -> None:
+    def test_watchdog_timeout_is_read_if_it_is_for_this_process(self) -> None:
         own = str(os.getpid())
         for environment, seconds in (
             ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": own}, 30.0),

@@ -127,7 +127,7 @@ class StartupTests(SynchronousTestCase):
             self.assertEqual(self.done, STARTED[: STARTED.index(name) + 1])
             part.side_effect = None
 
-    def test_programs_and_cgroups_that_no_evaluation_needs_are_removed(self) -> None:
+    def test_start_removes_programs_and_cgroups_of_no_live_evaluation(self) -> None:
         run = RunRow(7, 7, "/checkout", None, sandbox_description={"group": "evaluation-a"})
         self.left = InheritedResources([EvaluationDetails("a", b"", 0, 1, run=run)])
         kept = EVALUATIONS / derive_directory_name("a") / "output"
@@ -150,7 +150,7 @@ class StartupTests(SynchronousTestCase):
         self.patch(module, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
         self.assertEqual(self.refused(), f"tawebeval: threads; {PROCESS_LIMIT_REMEDY}")
 
-    def test_missing_limits_are_reported_in_one_line_each(self) -> None:
+    def test_resources_without_a_cgroup_limit_are_reported_in_one_line(self) -> None:
         self.parts.unenforced_resources = ("memory", "{problem}")
         with capturedLogs() as events:
             self.startup.startService()

@@ -140,7 +140,7 @@ class MakeServiceTests(SynchronousTestCase):
         said = [str(formatEvent(event)) for event in events]
         self.assertTrue(any("processes: 10 allowed" in one for one in said), said)
 
-    def test_readable_private_path_is_refused_before_anything_is_made(self) -> None:
+    def test_readable_private_path_is_refused_before_directories_are_made(self) -> None:
         path = Path(self.mktemp()).absolute()
         for shown in (self.root, path):
             path.write_text(f'[sandbox]\nreadable = ["{shown}"]')
@@ -148,7 +148,7 @@ class MakeServiceTests(SynchronousTestCase):
             self.assertIn(start, self.fail_to_make("-c", str(path)))
         self.assertFalse(self.root.exists())
 
-    def test_root_is_refused_before_anything_is_made(self) -> None:
+    def test_root_user_is_refused_before_directories_are_made(self) -> None:
         self.patch(tap, "check_user_and_locale", check_user_and_locale)
         self.patch(os, "getresuid", lambda: (0, 1000, 1000))
         self.assertIn("as root: tawebeval serve --user NAME", self.fail_to_make())
@@ -200,7 +200,7 @@ class ReactorTests(SynchronousTestCase):
 
 
 class PluginTests(SynchronousTestCase):
-    def test_plugin_names_the_module(self) -> None:
+    def test_twistd_plugin_has_the_name_and_the_module_of_the_daemon(self) -> None:
         from twisted.plugins import tawebeval_plugin
 
         maker = tawebeval_plugin.tawebeval

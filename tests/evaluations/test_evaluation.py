@@ -235,7 +235,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_file_that_the_run_names_is_read_below_its_limit(self) -> None:
+    def test_file_whose_path_is_printed_is_read_within_the_workspace(self) -> None:
         self.begin()
         block = self.write_file()
         self.world.child.print(block)
@@ -290,7 +290,7 @@ class LifeTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual((len(sandboxed.started_as), sandboxed.closed), (1, 1))
 
-    def test_each_change_is_saved(self) -> None:
+    def test_start_stop_and_end_of_the_run_are_saved(self) -> None:
         saved: list[tuple[str, bool]] = []
 
         def save(evaluation: Evaluation) -> None:

@@ -297,7 +297,7 @@ class ChangedStdoutTests(SynchronousTestCase):
         os.truncate(self.directory / "stdout", 260)
         self.assertRaises(StdoutChanged, self.restore)
 
-    def test_events_before_the_change_are_read_at_the_end(self) -> None:
+    def test_ended_evaluation_is_read_up_to_a_change_of_stdout(self) -> None:
         self.recorded.finish()
         for place in (-1, 0):
             with (self.directory / "stdout").open("r+b") as file:
@@ -388,7 +388,7 @@ class ChangedStdoutTests(SynchronousTestCase):
                 answer_file(self.recorded, b"x" * 100_000)
         self.assertLess(self.recorded.log._memory.share.used, 1_000_000)
 
-    def test_full_disk_is_an_error(self) -> None:
+    def test_partial_write_of_events_raises_oserror(self) -> None:
         for name in ("write", "pwrite"):
             self.patch(os, name, lambda *arguments: 5)
             self.assertRaises(OSError, self.recorded.feed, b"line\n" * 1000)
@@ -691,7 +691,7 @@ class DamageTests(ReadingTestCase):
 
 
 class FileTests(ReadingTestCase):
-    def test_archive_keeps_the_files(self) -> None:
+    def test_files_of_acknowledged_events_are_kept_for_the_archive(self) -> None:
         self.events.keeps_acknowledged_files = True
         self.events.acknowledge(8)
         self.assertEqual(self.threads.waiting, [])

@@ -290,7 +290,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.states(identifier), ["finished"])
         self.assertEqual(self.consume(identifier), ["one", "\n"])
 
-    def test_run_whose_end_takes_too_long_at_a_stop_ends_in_the_next_process(self) -> None:
+    def test_run_that_ends_after_the_stop_timeout_is_finished_by_the_next_process(self) -> None:
         identifier, child = self.start(b"one\n")
         closed = Deferred.fromCoroutine(self.registry.drain_and_close(end_seconds=5))
         self.world.clock.pump([2, 2.999])
@@ -663,7 +663,7 @@ class CallbackTests(RestoringTestCase):
         self.assertEqual(sent[0], derive_log_pseudonym(identifier))
         return sent
 
-    def test_same_document_is_sent_again(self) -> None:
+    def test_callback_not_yet_delivered_is_sent_again_after_a_restart(self) -> None:
         sent = self.start_callback()
         self.restart()
         self.assertEqual(self.callbacks.sent, [sent])

@@ -58,7 +58,7 @@ class EndTests(RunTestCase):
         self.assertEqual(failure.extra_members, {"status": 3, "stderr": "no such file\n"})
         self.assertIn("status 3", failure.message)
 
-    def test_output_in_the_pipes_at_the_exit_counts(self) -> None:
+    def test_output_left_in_the_pipes_at_the_exit_is_read(self) -> None:
         self.orphans.shut = True
         self.child.exit(1)
         self.child.print(b"late")
@@ -158,7 +158,7 @@ class StopTests(RunTestCase):
         self.assert_over(number=signal.SIGKILL)
         self.assertIs(self.run_.failure, CANCELLED)
 
-    def test_run_without_stdout_is_stopped(self) -> None:
+    def test_run_that_has_closed_stdout_can_be_stopped(self) -> None:
         self.child.lose(STDOUT)
         self.run_.stop(CANCELLED)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
@@ -287,7 +287,7 @@ class LimitTests(RunTestCase):
         self.assertEqual((failure.reason, failure.extra_members), ("lost", {"stderr": "bwrap: no"}))
         self.assertIs(self.run_.exit_status, None)
 
-    def test_limit_that_kept_the_sandbox_from_starting_is_named(self) -> None:
+    def test_sandbox_that_a_limit_kept_from_starting_fails_for_that_limit(self) -> None:
         self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
         self.sandboxed.run_limits.over = build_limit_failure(
             "processes", "processes", "processes", 2
@@ -325,7 +325,7 @@ class OutputTests(RunTestCase):
         self.assertEqual(self.events(), ["x" * 900, ErrorEvent(), "after"])
         self.assertIn("'a' exceeds the rest of limits.output", self.files.named[0])
 
-    def test_output_of_an_earlier_process_of_the_daemon_counts(self) -> None:
+    def test_output_before_a_restart_counts_against_the_output_limit(self) -> None:
         self.child.print(b"x" * 1000)
         run = self.make_run(deadline=100)
         child = FakeChild(self.clock, run)

@@ -118,7 +118,7 @@ class RetryTests(RegistryTestCase):
         """Return the seconds that a refused client is to wait."""
         return self.assertRaises(ServerBusy, self.accept).retry_after
 
-    def test_retry_time_follows_from_the_rate_of_ends(self) -> None:
+    def test_retry_time_is_the_mean_interval_between_ends(self) -> None:
         self.accept()
         for _ in range(40):
             self.accept()

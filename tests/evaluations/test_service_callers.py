@@ -234,7 +234,7 @@ class KeptShareTests(KeptShareTestCase):
         self.assertRaises(ServerBusy, self.registry.check_admission, "frank")
         self.assertEqual(len(looks), 5)
 
-    def test_waiting_and_running_evaluations_do_not_count(self) -> None:
+    def test_queued_and_running_evaluations_do_not_count_as_kept(self) -> None:
         for _ in range(4):
             self.registry.accept_form(self.upload(), "alice")
         self.expire(900)

@@ -251,7 +251,7 @@ class WritingTests(StoreTestCase):
                 self.commit_all()
             self.assertEqual(self.store.find_last_sequence_number(), highest)
 
-    def test_links_outlive_their_evaluation(self) -> None:
+    def test_link_row_is_kept_when_the_row_of_its_evaluation_is_deleted(self) -> None:
         link = LinkRow("bob", b"generation", 7)
         self.store.save_link("e1", link)
         self.store.delete("e1")
@@ -331,7 +331,7 @@ class WritingTests(StoreTestCase):
         self.threads = InlineThreads()
         self.assertEqual(self.reopen(), ([], []))
 
-    def test_row_may_change_after_it_is_saved(self) -> None:
+    def test_change_of_a_row_after_its_save_is_not_committed(self) -> None:
         row = make_row(1)
         self.store.save(row)
         row.begin_cursor = 7

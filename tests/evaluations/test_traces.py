@@ -137,7 +137,7 @@ class TraceTests(RestoringTestCase):
         for word in (identifier, "secret", "example.org"):
             self.assertNotIn(word, told)
 
-    def test_failure_is_an_error_and_a_cancellation_is_none(self) -> None:
+    def test_span_of_a_failed_evaluation_is_an_error_and_of_a_cancelled_one_is_not(self) -> None:
         identifier, _ = self.begin()
         self.finish(self.world.child, 3)
         status = self.spans()["evaluation"].status

@@ -98,7 +98,7 @@ class ProvideTests(CheckoutsTestCase):
         again.release()
         self.assertEqual(self.detach(), "1")
 
-    def test_failed_writing_fails_for_all_requests(self) -> None:
+    def test_failed_checkout_fails_all_requests_and_can_be_repeated(self) -> None:
         self.gate.shut = True
         requested = [self.check_out() for _ in range(2)]
         self.gate.error = EvaluationFailure("repository", "damaged")
@@ -250,7 +250,7 @@ class RestartTests(CheckoutsTestCase):
         self.get(ONE)
         self.assertEqual(len(self.written), 2)
 
-    def test_only_checkouts_of_this_boot_are_taken_over(self) -> None:
+    def test_checkouts_of_an_earlier_boot_are_written_again(self) -> None:
         path = self.get().path
         for name in ("tree.tree", f"{path.name}.new-1", f"{path.name[:-13]}00000000.tree"):
             path.with_name(name).mkdir()

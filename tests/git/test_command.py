@@ -306,7 +306,7 @@ class ResultTests(GitTestCase):
         ):
             self.assertEqual(self.get(printed, 128).stderr, expected)
 
-    def test_too_little_memory_is_error_of_repository(self) -> None:
+    def test_git_without_memory_is_refused_with_the_memory_limit(self) -> None:
         for printed, source in (
             (b"fatal: Out of memory, malloc failed (tried to allocate 9 bytes)", None),
             (b"x\nfatal: packfile x cannot be mapped: Cannot allocate memory", None),
@@ -375,7 +375,7 @@ class KillTests(GitTestCase):
         self.assertEqual(error.reason, "repository")
         self.assertIn("4 MiB of messages", error.message)
 
-    def test_reader_of_stdout_can_refuse_it(self) -> None:
+    def test_git_is_killed_if_the_reader_of_stdout_raises(self) -> None:
         chunks = []
 
         def read(chunk: bytes) -> None:

@@ -80,7 +80,7 @@ class TargetTests(SynchronousTestCase):
         self.check(credential, True, "https://git.example.org:8443/x")
         self.check(credential, False, "https://git.example.org/x", "https://git.example.org:8444/")
 
-    def test_key_is_for_ssh(self) -> None:
+    def test_ssh_key_is_used_only_for_ssh_urls(self) -> None:
         self.check(KEY, True, "ssh://git@git.example.org/x", "git@git.example.org:x")
         self.check(KEY, False, "https://git.example.org/x", "ssh://git@git.example.org:2222/x")
 

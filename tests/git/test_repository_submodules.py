@@ -99,7 +99,7 @@ class ResolveTests(SynchronousTestCase):
                 self.assertEqual(resolve_submodule_url(url, parent), url)
         self.assertEqual(resolve_submodule_url("/srv/x", "/srv/a"), "/srv/x")
 
-    def test_repository_on_network_has_no_submodule_on_this_machine(self) -> None:
+    def test_repository_on_the_network_cannot_have_a_local_submodule(self) -> None:
         for url in ("/srv/x", "file:///srv/x"):
             for parent in PARENTS[:5]:
                 self.assertRaises(ValueError, resolve_submodule_url, url, parent)
@@ -201,7 +201,7 @@ class CheckoutTests(CacheTestCase):
         self.assertTrue((self.root / parent / "commits" / OID).exists())
         self.assertEqual({one.repository.name for one in self.fetch_commands()}, {library.name})
 
-    def test_rules_for_urls_hold_for_those_of_submodules(self) -> None:
+    def test_submodule_urls_are_refused_like_repository_urls(self) -> None:
         for self.url, words in (
             ("file:///etc/x", "is a path"),
             ("http://example.org/lib.git", "this server does not fetch over http"),

@@ -139,7 +139,7 @@ print("unlimited")
 
 
 class RefusedAttacks(AttackCase):
-    async def test_no_call_holds_stdout_while_it_waits(self) -> None:
+    async def test_splice_and_sendfile_to_stdout_are_refused(self) -> None:
         for call in ("splice", "sendfile"):
             identifier = await self.begin(python(HOLD_STDOUT, call))
             self.assertEqual(joined(await self.run_command(python(HONEST))), [HONEST_OUTPUT])

@@ -113,7 +113,7 @@ class ProgramTests(DaemonTestCase):
         ):
             await self.show(program, name, source)
 
-    async def test_programs_survive_cut_requests(self) -> None:
+    async def test_documented_programs_continue_after_cut_requests(self) -> None:
         await self.show_cut(sys.executable, "follow.py", FOLLOW_PY)
         await self.show_cut(str(NODE), "follow.mjs", FOLLOW_MJS)
 

@@ -97,7 +97,7 @@ class SiteTests(RepositoryTestCase):
 
 
 class ExcerptTests(SynchronousTestCase):
-    def test_excerpts_are_parts_of_the_programs(self) -> None:
+    def test_excerpts_in_the_docs_are_parts_of_the_example_programs(self) -> None:
         programs = [EXAMPLES / "integrations" / f"judge_site.{kind}" for kind in ("py", "html")]
         text = re.sub(r"(?m)^ +", "", "".join(path.read_text("utf-8") for path in programs))
         excerpts = [*find_blocks(PAGE, "python"), *find_blocks(PAGE, "js")]

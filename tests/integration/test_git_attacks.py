@@ -200,7 +200,7 @@ class PinTests(RepositoryTestCase):
         self.assertEqual(await self.fetch(await self.route(url)), "")
         self.assertIn("pinned.invalid", await self.fetch(ResolvedGitRemote(url)), "without the pin")
 
-    async def test_ssh_keeps_to_the_address(self) -> None:
+    async def test_ssh_connects_to_the_pinned_address(self) -> None:
         if not Path("/usr/bin/ssh").exists():
             raise SkipTest("needs ssh")
         with socket.socket() as server:
