@@ -102,7 +102,7 @@ class ParseTests(SynchronousTestCase):
                 else:
                     self.assertRaises(ConfigurationError, parse_configuration, quoted)
 
-    def test_ends_of_each_range_are_allowed(self) -> None:
+    def test_minimum_and_maximum_of_each_setting_are_allowed(self) -> None:
         for text in (
             "evaluations = { running = 0, queued = 0 }",
             "evaluations = { running = 1_000_000, queued = 1_000_000 }",

@@ -25,7 +25,7 @@ class EvaluationErrorTests(SynchronousTestCase):
 class RequestErrorTests(SynchronousTestCase):
     """Errors that refuse a request."""
 
-    def test_members_and_headers_of_the_answer_are_those_of_the_error(self) -> None:
+    def test_request_errors_have_their_extra_members_and_retry_after(self) -> None:
         for error, members in (
             (errors.EvaluationNotFound(), {}),
             (errors.EvaluationNotEnded(), {}),
@@ -61,7 +61,7 @@ class MessageTests(SynchronousTestCase):
 class FamilyTests(SynchronousTestCase):
     """The two families, and the one root."""
 
-    def test_all_errors_have_one_root(self) -> None:
+    def test_all_exceptions_derive_from_tawebeval_error(self) -> None:
         for value in vars(errors).values():
             if isinstance(value, type) and issubclass(value, Exception):
                 self.assertTrue(issubclass(value, errors.TawebevalError), value)

@@ -90,7 +90,7 @@ class SystemResolverTests(SynchronousTestCase):
         for one in asked:
             self.failureResultOf(one, gaierror)
 
-    def test_simultaneous_lookups_are_one(self) -> None:
+    def test_simultaneous_lookups_of_one_name_call_the_resolver_once(self) -> None:
         asked = [self.look_up() for _ in range(3)]
         other = self.look_up("b.example")
         self.threads.finish()

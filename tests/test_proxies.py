@@ -35,7 +35,7 @@ class ProxiesTests(SynchronousTestCase):
         (found,) = re.findall(rf"^\s*{setting} (\d+)([sh]);?$", self.read(name), re.MULTILINE)
         return int(found[0]) * UNITS[found[1]]
 
-    def test_proxy_closes_idle_connections_first(self) -> None:
+    def test_proxies_close_idle_connections_before_the_daemon_does(self) -> None:
         for name, setting in (
             ("nginx.conf", "keepalive_timeout"),
             *((name, "timeout http-keep-alive") for name in HAPROXY),

@@ -94,7 +94,7 @@ class KilledTests(DaemonTestCase):
     def before_start(self, word: str) -> None:
         """Do nothing: all is dead, or in cgroups."""
 
-    async def test_next_daemon_ends_runaways_of_the_killed_one_alone(self) -> None:
+    async def test_next_daemon_kills_only_processes_left_by_the_killed_daemon(self) -> None:
         words = {shed: new_word() for shed in SHED}
         beside = new_word()
         kept = await self.begin_beside(beside)
@@ -123,7 +123,7 @@ class KilledTests(DaemonTestCase):
                 os.kill(pid, signal.SIGUSR1)
         self.assertEqual(text(await self.others.follow(kept)), "ready\nto its end\n")
 
-    async def test_fetch_of_a_killed_daemon_begins_again(self) -> None:
+    async def test_fetch_interrupted_by_a_kill_begins_again(self) -> None:
         server = HttpServer(self.folder)
         self.addCleanup(server.stop)
         self.addCleanup(server.release)

@@ -17,7 +17,7 @@ from tests.integration.starters import KeptDaemonTestCase
 
 
 class RestartTests(KeptDaemonTestCase):
-    async def test_killed_starter_loses_evaluations_and_fails_the_daemon(self) -> None:
+    async def test_kill_of_the_starter_loses_evaluations_and_stops_the_daemon(self) -> None:
         self.addCleanup(setattr, self.daemon, "program", self.daemon.program)
         self.daemon.program = ("sh", "-c", 'shift 3; exec "$0" serve "$@"', str(COMMAND))
         await self.daemon.restart()
@@ -52,7 +52,7 @@ class RestartTests(KeptDaemonTestCase):
             await self.client.request("DELETE", f"/evaluation/{each}")
         await self.daemon.nothing_left()
 
-    async def test_restart_answers_polls_and_cuts_streams_without_an_end(self) -> None:
+    async def test_restart_answers_polls_and_cuts_streams_without_an_end_event(self) -> None:
         identifier, gate = await self.begin_and_hold("echo late")
         page = await self.client.page(identifier)
         polls = [

@@ -103,7 +103,7 @@ class WithNetworkAttacks(NetworkCase):
         for table in allowed:
             self.assertEqual({found[name] for name in table}, {0})
 
-    async def test_readable_paths_are_seen_and_cannot_be_written(self) -> None:
+    async def test_configured_readable_paths_are_visible_and_read_only(self) -> None:
         before = {*os.listdir("/var/lib")}
         attacked = await self.attack_by(
             "ls -d /var /var/* /srv /home /opt 2>/dev/null; echo; ls /var/lib; echo;"

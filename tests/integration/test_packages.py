@@ -493,7 +493,7 @@ class PackageTests(DaemonTestCase):
         rows = await self.check(INFINITE)
         self.assertEqual({row["state"] for row in rows.values()}, {"ok"}, rows)
 
-    async def test_kattis_validator_asks_for_another_pass(self) -> None:
+    async def test_multi_pass_kattis_problem_is_judged(self) -> None:
         rows = await self.check(PASSES)
         self.assertEqual([row["state"] for row in rows.values()], ["ok", "ok"])
 

@@ -84,7 +84,7 @@ class ClassTests(BrowserTestCase):
         await self.browser.click("#token-submit")
         await self.browser.until("!token.checkVisibility()")
 
-    async def test_zip_becomes_a_table_of_verdicts_and_csv(self) -> None:
+    async def test_submissions_of_a_zip_file_are_evaluated_and_saved_as_csv(self) -> None:
         browser = self.browser
         await self.enter(self.teacher, "#class")
         buffer = BytesIO()

@@ -443,7 +443,7 @@ class ProblemTokenTests(ProblemPageTestCase):
         await self.browser.write("#token", token)
         await self.browser.click("#token-submit")
 
-    async def test_restricted_token_sees_its_problem_alone(self) -> None:
+    async def test_page_shows_a_restricted_token_only_its_problem(self) -> None:
         browser, fields = self.browser, "fields = ['source']"
         await self.reload(
             self.problem("slow", "echo begun; exec sleep 600", fields)

@@ -216,7 +216,7 @@ class PageResultTests(PageTestCase):
 
     # What a request chooses
 
-    async def test_limits_and_labels_are_sent_shown_and_remembered(self) -> None:
+    async def test_page_sends_shows_and_remembers_limits_and_labels(self) -> None:
         names = "return Array.from(document.querySelectorAll('[name^=limits]'), (one) => one.name)"
         offered = await self.browser.script(names)
         self.assertEqual(sorted(offered), sorted(f"limits[{name}]" for name in LIMIT_UNITS))

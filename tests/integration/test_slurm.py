@@ -48,7 +48,7 @@ class BehaviourTests(SlurmTestCase):
         self.assertTrue(runner.pop("job").isdecimal())
         self.assertEqual(runner, {"kind": "slurm", "queue_reason": None, "retries": 0})
 
-    async def test_build_on_a_node_is_kept_for_other_jobs(self) -> None:
+    async def test_build_on_a_node_is_reused_unchanged_by_the_next_job(self) -> None:
         await self.daemon.reload(
             f"[problems.built]\nrepository = '{self.repository.url}'\ncommit = '{self.commit}'\n"
             "command = 'cat built; echo more >>built'\n"

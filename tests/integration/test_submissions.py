@@ -267,7 +267,7 @@ class SubmissionAttacks(SubmissionCase):
         printed, _ = await self.run_apart(SPY)
         self.assertEqual(printed.split(), ["status", "0"])
 
-    async def test_program_cannot_print_for_the_evaluator(self) -> None:
+    async def test_program_cannot_write_to_stdout_of_the_evaluator(self) -> None:
         self.assertIn("FORGED", await self.submit(FORGE, PLAINLY + ">/dev/null; sleep 0.1"))
         printed, _ = await self.run_apart(FORGE + "\nprint('own')")
         self.assertEqual(printed.split(), ["own", "status", "0"])

@@ -146,7 +146,7 @@ class DescriptorsTests(SynchronousTestCase):
             self.assertIs(limit_connections(USUAL), USUAL)
         self.assertEqual(list(events), [])
 
-    def test_one_descriptor_too_few_is_one_connection_less_and_logged(self) -> None:
+    def test_one_descriptor_too_few_lowers_the_connection_limit_by_one(self) -> None:
         self.limits = (0, count_needed_descriptors(USUAL) - 1)
         with capturedLogs() as events:
             fitted = limit_connections(USUAL)

@@ -100,7 +100,7 @@ class CopyTests(SynchronousTestCase):
         self.assertEqual(look(target), look(source))
         self.assertEqual(stat.S_IMODE(target.stat().st_mode), 0o700)
 
-    def test_tree_may_be_deeper_than_recursion_and_paths(self) -> None:
+    def test_copy_handles_trees_deeper_than_recursion_and_path_limits(self) -> None:
         source, target = self.folders()
         self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
         top = os.open(source, os.O_RDONLY)
@@ -266,7 +266,7 @@ class RemoveTests(SynchronousTestCase):
             here = below
         os.close(here)
 
-    def test_what_cannot_be_removed_is_named(self) -> None:
+    def test_failed_removal_names_the_directory_and_the_message_of_rm(self) -> None:
         self.dig(100)
         for name in ("rm", "chmod"):
             program = _write_program(self.mktemp(), f"{name}: No way")
@@ -275,7 +275,7 @@ class RemoveTests(SynchronousTestCase):
         self.assertEqual(error.filename, str(self.tree.parent))
         self.assertEqual(error.strerror, "rm: No way")
 
-    def test_few_entries_are_removed_without_a_program(self) -> None:
+    def test_few_entries_are_removed_without_running_rm(self) -> None:
         self.dig(3)
         closed = self.tree.parent / "closed"
         closed.mkdir()
@@ -291,7 +291,7 @@ class RemoveTests(SynchronousTestCase):
         self.assert_removed()
         self.assert_removed()  # without error
 
-    def test_odd_names_are_removed(self) -> None:
+    def test_names_that_look_like_options_or_are_not_utf_8_are_removed(self) -> None:
         for name in (b"-rf", b"--", b"\xff\n", b" "):
             os.mkdir(os.fsencode(self.tree) + b"/" + name)
         odd = self.root / "-x"

@@ -361,7 +361,7 @@ class FullDiskTests(ProgramCase):
 
 
 class ClientTests(ProgramCase):
-    def test_client_that_sends_nonsense_is_disconnected(self) -> None:
+    def test_client_that_sends_a_malformed_message_is_disconnected(self) -> None:
         said = (self.starter.directory / "said").open()
         self.addCleanup(said.close)
         said.read()
@@ -403,7 +403,7 @@ class ClientTests(ProgramCase):
         self.assertEqual(self.client.list_programs(), set())
         self.assertEqual(self.run_program(sh("")), (0, b""))
 
-    def test_client_that_reads_nothing_holds_up_nobody(self) -> None:
+    def test_client_that_reads_no_answers_is_disconnected(self) -> None:
         deaf = self.open_connection(b'{"request": "attach"}')
         deaf.setblocking(False)
         for _ in range(2000):

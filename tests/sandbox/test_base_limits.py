@@ -330,7 +330,7 @@ class LargeCountTests(WatchTestCase):
         self.clock.advance(PAUSE)
         self.assertEqual((self.stopped, self.others.waiting), ([], []))
 
-    def test_failed_counts_of_a_large_run_make_it_lost(self) -> None:
+    def test_large_run_is_lost_after_repeated_failed_counts(self) -> None:
         broken = FailingCount(LimitSettings())
         broken.inspection_count = LARGE_INSPECTION_COUNT + 1
         with self.over(broken):

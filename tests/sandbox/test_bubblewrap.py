@@ -249,7 +249,7 @@ class ExitTests(BubblewrapTestCase):
             self.note(noted)
             self.assertEqual(self.cell.interpret_exit(None, signal.SIGKILL), EvaluatorExit(None, 9))
 
-    def test_sandbox_that_did_not_start_is_lost(self) -> None:
+    def test_run_is_lost_if_the_sandbox_did_not_start(self) -> None:
         for noted, status, number, words, more in (
             (b"", None, signal.SIGKILL, "signal 9 ended the sandbox at its start", {}),
             (b"", 1, None, "could not be started", {"status": 1}),
@@ -291,7 +291,7 @@ class SignalTests(BubblewrapTestCase):
                 self.child.group_signals.clear()
         self.assertEqual(self.asked, [NO_PROCESS] * 6)
 
-    def test_run_ends_with_the_first_process_inside(self) -> None:
+    def test_first_process_inside_is_killed_if_it_is_still_alive(self) -> None:
         waited: list[object] = []
         self.patch(module, "kill_adopted_process", lambda *given: waited.append(given))
         lives = [False, True]

@@ -101,7 +101,7 @@ class ViewTests(RootTestCase):
             ],
         )
 
-    def test_shell_of_a_root_is_read_up_to_a_limit(self) -> None:
+    def test_too_large_shell_of_a_root_is_an_error(self) -> None:
         os.truncate(self.root / "usr/bin/dash", 10**12)
         error = self.assertRaises(OSError, self.options)
         self.assertEqual(error.errno, errno.EFBIG)
@@ -264,7 +264,7 @@ class StoreTests(SynchronousTestCase):
             self.assertIn("tar failed: ", self.refuse(self.archive(*members)))
         self.assertEqual(os.listdir(outside), [])
 
-    def test_sources_without_a_root_are_refused_with_a_remedy(self) -> None:
+    def test_import_of_anything_but_an_archive_of_a_root_is_refused(self) -> None:
         text = self.folder / "text"
         text.write_text("no archive\n")
         self.assertIn("tar failed: ", self.refuse(text))

@@ -274,7 +274,7 @@ class TreesTests(SandboxesTestCase):
         )
         self.assertEqual(len(self.trees.made), 2)
 
-    def test_sandbox_that_changes_the_checkout_is_a_problem(self) -> None:
+    def test_probe_reports_a_sandbox_that_can_write_to_the_checkout(self) -> None:
         self.install(
             f"echo changed | tee {self.in_shell}/checkouts/*/directory/file >/dev/null; echo sound"
         )

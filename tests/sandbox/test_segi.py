@@ -233,7 +233,7 @@ class Faults(SynchronousTestCase):
 
 
 class Checkers(SynchronousTestCase):
-    def test_statuses_of_testlib_have_verdicts(self) -> None:
+    def test_exit_statuses_of_testlib_map_to_verdicts(self) -> None:
         table: list[tuple[int, str, tuple[str, str, float | None]]] = [
             (0, "ok 3 numbers\n", ("accepted", "ok 3 numbers", None)),
             (1, "wrong answer 7\n", ("wrong_answer", "wrong answer 7", None)),

@@ -51,7 +51,7 @@ class DirectoryTests(WorkspaceTestCase):
             self.assertEqual(list(directory.iterdir()), [])
         self.assertFalse(os.path.lexists(self.workspace.overlay_work_directory))
 
-    def test_work_directory_of_an_overlay_is_removed_whatever_is_in_it(self) -> None:
+    def test_overlay_work_directory_is_removed_with_any_content(self) -> None:
         volatile = self.workspace.overlay_work_directory / "work" / "incompat" / "volatile"
         for more in ((), ("work/index",), ("work/incompat/volatile/more", "other")):
             volatile.mkdir(parents=True)

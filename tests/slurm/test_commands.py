@@ -190,7 +190,7 @@ class CommandTests(SynchronousTestCase):
             self.look()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_jobs_that_nobody_watches_are_cancelled_by_one_command(self) -> None:
+    def test_unwatched_jobs_are_cancelled_by_one_scancel(self) -> None:
         queue = "".join(f"{n}|tawebeval-d-{n}|PENDING||\n" for n in range(1, 301))
         own = self.commands.make_job_name("0123456789abcdef0123")
         self.assertIn("tawebeval-d-0123456789abcdef-", own)

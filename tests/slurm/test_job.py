@@ -565,7 +565,7 @@ class RepeatTests(JobCase):
         self.assertEqual(self.failureResultOf(started, EvaluationFailure).value.reason, "node")
         self.assertEqual(len(self.starter.started), 1)
 
-    def test_cancelled_job_is_not_replaced(self) -> None:
+    def test_job_cancelled_in_slurm_is_not_run_again(self) -> None:
         started = self.follow()
         self.queue("CANCELLED")
         self.assertEqual(self.failureResultOf(started, EvaluationFailure).value.reason, "revoked")

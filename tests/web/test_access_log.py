@@ -53,7 +53,7 @@ class TrafficTestCase(WebTestCase):
 
 
 class CountTests(TrafficTestCase):
-    def test_method_route_and_status_are_counted_and_nothing_that_a_client_made_up(self) -> None:
+    def test_requests_are_counted_by_known_method_route_and_status(self) -> None:
         for line, counted in (
             ("GET /health", ("GET", "/health", 200)),
             ("HEAD /health", ("HEAD", "/health", 200)),
@@ -175,7 +175,7 @@ class LogTests(TrafficTestCase):
         waiting.lose()
         self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 499 0 2.000000"])
 
-    def test_pseudonym_is_of_the_whole_identifier(self) -> None:
+    def test_log_pseudonym_is_derived_from_the_whole_identifier(self) -> None:
         self.ask_raw(f"GET /evaluation/a-{self.identifier}/events")
         (line,) = self.lines()
         self.assertIn(f"/evaluation/{derive_log_pseudonym(f'a-{self.identifier}')}/events", line)

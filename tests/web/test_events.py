@@ -45,7 +45,7 @@ class ChoiceTests(StreamTestCase):
         self.assertEqual(page.headers["vary"], "Accept")
         self.assertNotIn("x-accel-buffering", page.headers)
 
-    def test_406_names_the_offers_and_acknowledges_nothing(self) -> None:
+    def test_406_names_the_offered_types_and_acknowledges_nothing(self) -> None:
         identifier = self.evaluate(b"a\nb\n")
         path = f"/evaluation/{identifier}/events?after=2"
         answer = self.request("GET", path, 406, headers={"Accept": "text/html"})
@@ -456,7 +456,7 @@ class PollTests(RawTestCase):
         self.assertGreater(len(found), 100)
         self.assertEqual(connection.transport.producerState, "producing")
 
-    def test_client_that_takes_no_more_is_cut_off_soon_however_much_it_took(self) -> None:
+    def test_client_that_stops_reading_is_cut_off_after_20_seconds(self) -> None:
         connection = self.connect()
         for _ in range(200):
             connection.send(self.poll())

@@ -155,7 +155,7 @@ class LinkTests(LinkTestCase):
         with mock.patch.object(self.links, "_read_wall_clock", lambda: 4e9):
             self.read(long, status=401)
 
-    def test_link_days_of_zero_makes_no_new_links(self) -> None:
+    def test_link_days_of_0_refuses_new_links_and_keeps_old_ones(self) -> None:
         link = self.share()
         callers = CallerSettings(requests_per_minute=0, link_days=0)
         self.service.registry.context.configuration = Configuration(callers=callers)
@@ -268,7 +268,7 @@ class BoundTests(LinkTestCase):
                 self.read(link)
             self.assertEqual(self.links.readers_share.used, 0)
 
-    def test_links_of_one_caller_leave_room_for_those_of_another(self) -> None:
+    def test_readers_by_links_of_one_caller_leave_room_for_another(self) -> None:
         own, other = self.share(), self.begin("bob").json()["id"]
         link = self.call("POST", f"/evaluation/{other}/links", 200, "bob").json()["link"]
         share, rate = self.links.readers_share, "LINK_REQUESTS_PER_MINUTE"

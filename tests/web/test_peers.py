@@ -280,7 +280,7 @@ class AwayTests(SeveralTestCase):
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(self.services["a"].context.lists.joint_lists.used, 0)
 
-    def test_silent_daemon_is_waited_for(self) -> None:
+    def test_peer_without_an_answer_in_two_seconds_is_left_out(self) -> None:
         cancelled: list[Any] = []
         self.fates["b"] = lambda: Deferred(cancelled.append)
         asked = self.send("a")
@@ -292,7 +292,7 @@ class AwayTests(SeveralTestCase):
         del self.fates["b"]
         self.assertEqual(self.ask("a").json()["away"], [])
 
-    def test_caller_over_its_rate_at_a_daemon_is_no_fault_of_the_daemon(self) -> None:
+    def test_peer_that_answers_429_is_left_out_without_a_warning(self) -> None:
         self.list_without(lambda: succeed(MadeResponse(429, b"")))
         self.assertEqual(self.warnings, [])
 

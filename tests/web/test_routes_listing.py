@@ -36,7 +36,7 @@ class ListingTests(WebTestCase):
         for name in ("created", "ended"):
             self.assertEqual(listing["data"][1][name], status[name])
 
-    def test_answer_is_bounded_in_bytes(self) -> None:
+    def test_list_page_is_bounded_in_bytes(self) -> None:
         with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_BYTES", 650):
             identifiers = [self.evaluate() for _ in range(4)]
             found, end = [], ""

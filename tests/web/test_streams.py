@@ -100,7 +100,7 @@ class FollowTests(StreamTestCase):
 class SlowReaderTests(StreamTestCase):
     text = b"".join(b"line %d\n" % number for number in range(4_000))
 
-    def test_reader_that_takes_nothing_holds_one_piece(self) -> None:
+    def test_reader_that_takes_nothing_gets_no_second_batch(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)
@@ -310,7 +310,7 @@ class FramingTests(SynchronousTestCase):
 
 
 class DefectTests(StreamTestCase):
-    def test_failed_stream_is_broken_off(self) -> None:
+    def test_stream_is_aborted_and_logged_after_an_exception(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)

@@ -131,7 +131,7 @@ class ClientTests(UploadTestCase):
         upload = self.receive(form([text, *without("submission[source]")]))
         self.assertEqual(files(upload), {"submission/source/source.txt": b"a\r\nb\n"})
 
-    def test_encoded_parts_are_refused(self) -> None:
+    def test_parts_with_a_transfer_or_content_encoding_are_refused(self) -> None:
         head = b'Content-Disposition: form-data; name="submission[source]"; filename="x"\r\n'
         for coding in (b"binary", b"8bit", b"7BIT", b" binary "):
             found = self.receive_file(head + b"Content-Transfer-Encoding: " + coding, b"=3D\xff")
@@ -172,7 +172,7 @@ class DigestTests(UploadTestCase):
         self.assertEqual(self.digest(reversed(parts())), digest)
         self.assertEqual(self.digest([Part("token", b"x"), *parts()]), digest)
 
-    def test_every_content_name_and_file_name_changes_the_digest(self) -> None:
+    def test_digest_depends_on_contents_field_names_and_file_names(self) -> None:
         sent = [
             parts(),
             parts(source=b"print()"),

@@ -283,7 +283,7 @@ class ManyTests(CallbacksTestCase):
             self.send("")
         self.assertEqual(len(self.sender.waiting), 4)
 
-    def test_callbacks_without_a_secret_end_a_few_in_each_turn(self) -> None:
+    def test_callbacks_whose_secret_was_removed_end_over_several_turns(self) -> None:
         self.sender.held = True
         callbacks = [self.send() for _ in range(sys.getrecursionlimit())]
         self.callbacks.secrets = parse_secrets(f"bob {format_secret(NEW)}")
@@ -332,7 +332,7 @@ class RoomTests(CallbacksTestCase):
             self.assertEqual(states, [CallbackState.PENDING] * len(left))
             self.assertEqual(self.callbacks.pending_count, len(left))
 
-    def test_ended_callback_takes_no_room(self) -> None:
+    def test_ended_callback_does_not_count_as_pending_bytes(self) -> None:
         for result, state in ((TAKEN, CallbackState.DELIVERED), (NO, CallbackState.REFUSED)):
             self.sender.results = [result]
             states = [self.send().state for _ in range(9)]

@@ -314,7 +314,7 @@ class PinnedAgentTests(SynchronousTestCase):
         self.assertIn(b"Host: name.example", lines)
         self.assertIn(b"Connection: close", lines)
 
-    def test_next_address_is_tried_only_before_a_connection(self) -> None:
+    def test_next_address_is_tried_only_if_the_connection_failed(self) -> None:
         asked = self.ask("http://name.example/", "2606::1", "8.8.8.8", "2606::2")
         clients = self.reactor.tcpClients
         clients[0][2].clientConnectionFailed(None, Failure(NoRouteError()))

@@ -21,7 +21,7 @@ from twisted import version  # type: ignore[attr-defined]
 class MalformedTests(RawTestCase):
     """What is no request, or none that can be taken."""
 
-    def test_nonsense_is_400_and_closed(self) -> None:
+    def test_malformed_request_line_or_header_is_400_and_closes(self) -> None:
         for request in (
             b"hello\r\n\r\n",
             b"GET /health\r\n\r\n",
@@ -149,7 +149,7 @@ class MalformedTests(RawTestCase):
 
 
 class BodyTests(RawTestCase):
-    def test_small_body_of_a_get_is_ignored(self) -> None:
+    def test_body_of_1000_bytes_of_a_get_is_ignored(self) -> None:
         self.assertEqual(self.exchange("GET /health", b"x" * 1000).status, 200)
 
     def test_large_body_of_a_request_that_needs_none_is_413(self) -> None:
@@ -248,7 +248,7 @@ def statuses(connection: Connection) -> list[bytes]:
 class FramingTests(RawTestCase):
     """The same request, in one piece and byte by byte, with another one behind."""
 
-    def test_doubtful_end_of_a_head_is_refused_with_what_follows(self) -> None:
+    def test_ambiguous_body_length_is_400_and_closes_the_connection(self) -> None:
         for name, lines in FRAMINGS.items():
             request = b"POST /nowhere HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n\r\nhello" + HEALTH
             for size in (len(request), 1):
@@ -263,7 +263,7 @@ class FramingTests(RawTestCase):
         start = b"POST /nowhere HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
         self.refuse(400, start + HEALTH, closed=True)
 
-    def test_doubtful_chunk_is_refused_with_what_follows(self) -> None:
+    def test_malformed_chunk_is_400_and_closes_the_connection(self) -> None:
         start = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         for name, chunks in CHUNKS.items():
             connection = self.connect()
@@ -272,7 +272,7 @@ class FramingTests(RawTestCase):
             self.check_raw(connection.answer(), 400)
             self.assertTrue(connection.closed, name)
 
-    def test_extension_of_a_chunk_changes_nothing(self) -> None:
+    def test_chunk_extensions_and_trailers_are_ignored(self) -> None:
         for chunks in (b"5;a=b\r\nhello\r\n0;c\r\n\r\n", b'5;a=";"\r\nhello\r\n0\r\nX: y\r\n\r\n'):
             connection = self.connect()
             start = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -78,7 +78,7 @@ class ConnectionsTests(ConnectionsTestCase):
             connection.lose()
         self.check_turned_away(self.service.connect(ipv4(1)))
 
-    def test_clients_that_have_gone_leave_nothing(self) -> None:
+    def test_closed_connections_leave_no_count_and_no_timer(self) -> None:
         for last in range(50):
             connection = self.service.connect(ipv4(last))
             self.check_open(connection)

@@ -91,7 +91,7 @@ class LeavingTests(LeavingTestCase):
             connection.lose()
         self.successResultOf(over)
 
-    def test_request_just_before_the_end_is_answered(self) -> None:
+    def test_request_unread_in_the_socket_at_the_end_is_answered(self) -> None:
         connections = self.waiting()
         for connection in connections:
             transport: Any = connection.transport
@@ -105,7 +105,7 @@ class LeavingTests(LeavingTestCase):
             connection.lose()
         self.successResultOf(over)
 
-    def test_half_a_head_sent_during_the_drain_is_503_after_a_second(self) -> None:
+    def test_incomplete_head_sent_during_the_drain_is_503_after_a_second(self) -> None:
         connection, _ = self.waiting()
         over = self.leave()
         connection.send(HEALTH[:-2])
@@ -155,7 +155,7 @@ class LeavingTests(LeavingTestCase):
         answer = connection.answer()
         self.assertEqual((answer.status, answer.headers["Connection"]), (426, "Upgrade"))
 
-    def test_half_a_head_is_503(self) -> None:
+    def test_incomplete_request_head_is_503_at_the_drain(self) -> None:
         for before in (b"", HEALTH):
             for half in (HEALTH[:5], HEALTH[:-2]):
                 connection = self.connect()
@@ -203,7 +203,7 @@ class LeavingTests(LeavingTestCase):
         connection.lose()
         self.successResultOf(over)
 
-    def test_upload_that_is_refused_already_gets_no_other_answer(self) -> None:
+    def test_upload_refused_before_the_drain_gets_no_second_answer(self) -> None:
         connection, rest = self.upload()
         self.successResultOf(Deferred.fromCoroutine(self.service.registry.drain_and_close()))
         connection.send(rest[:10])
@@ -237,7 +237,7 @@ class LeavingTests(LeavingTestCase):
         connection.lose()
         self.successResultOf(over)
 
-    def test_slow_stream_is_broken_off(self) -> None:
+    def test_stream_that_is_not_taken_is_aborted_after_five_seconds(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(LineFollower, identifier)
         follower.full = True

@@ -120,7 +120,7 @@ class BodyTests(SlowTestCase):
         connection.lose()
         self.assertEqual(self.service.leftovers(), [])
 
-    def test_body_byte_by_byte_is_too_slow_and_leaves_nothing(self) -> None:
+    def test_body_sent_byte_by_byte_is_408_and_leaves_nothing(self) -> None:
         connection, body = self.upload()
         for at in range(20):
             self.check_quiet(connection)
@@ -128,7 +128,7 @@ class BodyTests(SlowTestCase):
             self.advance(1)
         self.cut_off(connection)
 
-    def test_body_that_stalls_is_too_slow(self) -> None:
+    def test_stalled_body_is_408(self) -> None:
         connection, body = self.upload()
         connection.send(body[:50_000])
         self.advance(39.9)
