@@ -25,7 +25,7 @@ from tawebeval import __version__
 from tawebeval.config import Configuration
 from tawebeval.core.evaluations import Checkout, EvaluationCounters, TakeTree
 from tawebeval.core.events import EventMemory
-from tawebeval.core.form import ChosenLimits, pack_request, parse_limits
+from tawebeval.core.form import ChosenLimits, EvaluationRequest, pack_request, parse_limits
 from tawebeval.deferreds import wait_despite_cancellation
 from tawebeval.errors import EvaluationFailure, FailureReason
 from tawebeval.evaluations.context import FixedCheckout, make_unread_events_share
@@ -119,15 +119,18 @@ async def build_tree(
             elif is_disk_full_error(failure):
                 error = EvaluationFailure("lost", "the server's disk is full; submit again")
 
-    request = attrs.evolve(
-        details.request,
-        evaluator_cmd=f"exec >&2\n{plan.command}",  # so that there are no events
-        build="",
+    # Of the request only what `plan_build` has in its key.
+    asked = details.request
+    request = EvaluationRequest(
+        asked.repository,
+        asked.commit_oid,
+        asked.directory,
+        f"exec >&2\n{plan.command}",  # so that there are no events
         seed=0,
         submission=(),
-        callback_url=None,
         limits=plan.limits,
-        metadata={},
+        environment=asked.environment,
+        problem=asked.problem,
     )
     identifier = context.generate_random_bytes(16).hex()
     root = owner.workspace.root.with_name(derive_directory_name(identifier))

@@ -12,6 +12,7 @@ from typing import Any
 from tawebeval.cli.evaluations import format_age, format_row, format_status, format_title
 from tawebeval.cli.output import format_json, summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings
+from tawebeval.core.form import LIMIT_UNITS
 from tests.cases.client import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase, LineClient
 from tests.cases.screen import Shown
@@ -82,6 +83,10 @@ class EvaluationsTests(CommandTestCase):
         self.assertIn("read_only       False", self.run_command("whoami").stdout)
         members = {"supervises": {"b": ["ann", "bob"]}}
         self.assertEqual(format_status(members), "supervises      b: ann bob")
+
+    def test_each_limit_in_bytes_is_shown_with_a_unit(self) -> None:
+        limits = {name: 2**20 for name, unit in LIMIT_UNITS.items() if unit == "bytes"}
+        self.assertEqual(format_status({"limits": limits}).count("1 MiB"), len(limits))
 
     def test_problem_is_shown_without_the_bytes_of_its_pictures(self) -> None:
         document = {"name": "a", "statement": "![p](p.png)", "pictures": {"p.png": "data:,x"}}
