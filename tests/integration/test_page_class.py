@@ -226,6 +226,7 @@ class ClassTests(BrowserTestCase):
         """Share the open evaluation; the link shows it without a token until it is revoked."""
         browser = self.browser
         await browser.shows("#output", "judged 10 points")
+        await browser.until("document.getElementById('about').textContent !== ''")  # moves the rest
         await browser.click("#share summary")
         await browser.click("#share-make")
         await browser.until("document.getElementById('share-link').value !== ''")
