@@ -458,7 +458,7 @@ class RemovalTests(ArchiveTestCase):
         threads.finish()
         self.successResultOf(removing)
 
-    def test_removal_ends_at_a_file_that_cannot_be_removed(self) -> None:
+    def test_removal_stops_at_a_file_that_cannot_be_removed_and_continues_later(self) -> None:
         self.fill(5)
         stuck = self.locate("alice-002")
         stuck.unlink()
@@ -545,7 +545,7 @@ class StartTests(ArchiveTestCase):
         self.successResultOf(counted)
         self.assertEqual(self.archive.evaluation_count, 2)
 
-    def test_files_of_a_lost_store_stay_and_are_logged(self) -> None:
+    def test_archive_files_without_rows_are_kept_and_logged(self) -> None:
         self.store()
         self.rows.rows.clear()
         said = self.messages(self.open)

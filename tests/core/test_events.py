@@ -116,13 +116,13 @@ class DataTests(SynchronousTestCase):
 
 
 class BatchTests(SynchronousTestCase):
-    def test_two_batches_together_are_the_events_of_both_in_order(self) -> None:
+    def test_sum_of_batches_has_the_events_of_both_in_order(self) -> None:
         batch = encode_text_events(b"a\n") + encode_data_event(b"1")
         self.assertEqual(batch.count, 3)
         self.assertEqual(decode(batch), ["a", "\n", b"1"])
         self.assertEqual(EMPTY_BATCH + batch + EMPTY_BATCH, batch)
 
-    def test_parts_of_a_split_batch_are_its_events_in_order(self) -> None:
+    def test_sum_of_the_parts_of_a_split_batch_is_the_batch(self) -> None:
         batch = encode_text_events(b"a\n")
         for count in range(batch.count + 1):
             first, others = split_batch(batch, count)
@@ -205,7 +205,7 @@ class ServerSentTests(SynchronousTestCase):
 
 
 class MessageTests(SynchronousTestCase):
-    def test_message_header_has_the_form_for_its_length(self) -> None:
+    def test_websocket_header_encodes_the_length_in_1_3_or_9_bytes(self) -> None:
         overhead = len(encode_data_event(b'""').lines) - 1
         for length, header in (
             (124, b"\x81\x7c"),

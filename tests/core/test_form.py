@@ -249,7 +249,7 @@ class FormTests(Tables):
             self.check_refused("commit_oid", "main", words=words)
         self.check_refused("commit_oid", "a" * 64, words="--object-format=sha1")
 
-    def test_command_is_any_that_the_shell_can_be_given(self) -> None:
+    def test_any_command_without_a_nul_byte_is_accepted(self) -> None:
         for command in (" ./run 'a b' $X\n", "é", "-x", "\r\n./run"):
             self.assertEqual(parse({"evaluator_cmd": command}).evaluator_cmd, command)
         self.check_refused("evaluator_cmd", "./run\0")
@@ -262,7 +262,7 @@ class FormTests(Tables):
             "1_000", "\u0661", "\xb2", " ", "None",
         )  # fmt: skip
 
-    def test_depth_is_a_positive_whole_number_below_gits_infinite(self) -> None:
+    def test_depth_is_a_whole_number_from_1_to_2_31_minus_2(self) -> None:
         most = 2**31 - 2
         for depth in (1, 50, most):
             self.assertEqual(parse({"repository[depth]": str(depth)}).repository.depth, depth)
@@ -339,7 +339,7 @@ class BranchTests(SynchronousTestCase):
             assert is_branch(name), name
             assert branch == name.removeprefix("refs/heads/")
 
-    def test_names_that_git_refuses_or_takes_for_something_else_are_refused(self) -> None:
+    def test_branch_names_are_accepted_or_refused_by_the_rules_of_git(self) -> None:
         for name in (
             "main", "feature/x", "v1.0", "a.lock.b", "lock", "@a", "a@", "{", "é", "a-",
             "refs/heads", "locks/a", "a.locker", "refs/heads/a/b", "refs/tags/v1",
@@ -356,7 +356,9 @@ class BranchTests(SynchronousTestCase):
             st.lists(st.sampled_from([".lock", "/", ".", "a", "@", "-"]), min_size=1).map("".join),
         )
     )
-    def test_accepted_names_are_exactly_those_of_gits_rules(self, name: str) -> None:
+    def test_any_branch_name_is_accepted_exactly_if_the_rules_of_git_allow_it(
+        self, name: str
+    ) -> None:
         self.check(name)
 
 
@@ -405,7 +407,7 @@ class UrlTests(Tables):
             self.assertIn(f"over {protocol} ", error.detail)
             self.assertIn("https" if protocol != "https" else "file", error.detail)
 
-    def test_other_urls_are_refused(self) -> None:
+    def test_urls_with_unknown_protocols_options_or_control_characters_are_refused(self) -> None:
         self.check_refused(
             "repository[url]",
             # Unknown protocols, and remote helpers of git, which run any command.
@@ -543,7 +545,7 @@ class LimitTests(Tables):
 
 
 class LabelTests(Tables):
-    def test_labels_are_kept_with_the_request_also_after_the_start(self) -> None:
+    def test_labels_are_parsed_and_kept_when_start_only_fields_are_dropped(self) -> None:
         form = {
             "metadata[contest]": "finals",
             "metadata[a.b-c_1]": "x = 'é' 😀",

@@ -262,7 +262,7 @@ class NodeTests(SynchronousTestCase):
             PLAIN.find_client_address(["192.0.2.1, [::ffff:127.0.0.1]:7"]), "192.0.2.1"
         )
 
-    def test_what_is_no_address_is_refused_with_the_header(self) -> None:
+    def test_forwarded_header_without_an_address_is_refused(self) -> None:
         for node in (
             *("1.2.3", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "[::1", "::1]", "[1.2.3.4]", "[]"),
             *("[fe80::1%eth0]", "example.org", "_", "_hidden", "1.2.3.4:", "1.2.3.4:123456"),

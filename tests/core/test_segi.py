@@ -171,7 +171,7 @@ class DataBlockTests(Tables):
             self.assertEqual(classify(parse(stdout)), expected, line)
             self.assertEqual(parse(stdout, BYTE_BY_BYTE), parse(stdout), line)
 
-    def test_half_a_surrogate_pair_is_named_unless_the_json_is_malformed_too(self) -> None:
+    def test_error_of_a_data_line_names_its_first_fault(self) -> None:
         for lines, word in (
             (SURROGATES, b"half of a surrogate pair"),
             ([rb'"\ud800', rb'["\ud800",]', rb'["\ud83d\ude00" 1]'], b"is not JSON"),
@@ -186,7 +186,7 @@ class DataBlockTests(Tables):
                 self.assertIn(word, event)
                 self.assertLess(len(event), 700)
 
-    def test_promised_levels_of_nesting_are_accepted_at_any_stack_depth(self) -> None:
+    def test_500_levels_of_nesting_are_accepted_at_a_deep_stack(self) -> None:
         def check(frames: int) -> None:
             if frames:
                 check(frames - 1)

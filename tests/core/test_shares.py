@@ -54,7 +54,7 @@ class ShareTests(SynchronousTestCase):
             self.share.check(40, "alice")
         self.assertEqual(self.share.used, 0)
 
-    def test_clients_without_tokens_may_take_all(self) -> None:
+    def test_anonymous_caller_has_no_quota(self) -> None:
         self.share.take_within_quota(100, ANONYMOUS_CALLER)
         self.refuse(ServerBusy, 1, ANONYMOUS_CALLER)
 
@@ -134,7 +134,7 @@ class IntervalTests(SynchronousTestCase):
                 schedule.record_evaluation_end(batch * 60 + number / 100, are_all_slots_used=True)
                 self.assertLess(abs(schedule.interval - 0.6), 0.4)
 
-    def test_time_without_waiters_does_not_count(self) -> None:
+    def test_time_with_a_free_slot_is_not_in_the_interval(self) -> None:
         schedule = measured(0.5)
         schedule.record_evaluation_end(0.5, are_all_slots_used=False)
         schedule.record_all_slots_used(9999)

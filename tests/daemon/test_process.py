@@ -175,7 +175,7 @@ class ShutdownSignalsTests(SynchronousTestCase):
                 self.calls[0]()
                 self.assertEqual(self.stopped_now, ["stop now"])
 
-    def test_first_signal_counts_as_the_second_while_the_daemon_stops(self) -> None:
+    def test_first_signal_during_the_stop_stops_the_daemon_at_once(self) -> None:
         self.run_reactor()
         ((begin, arguments, options),) = self.reactor.triggers["before"]["shutdown"]
         begin(*arguments, **options)

@@ -191,7 +191,7 @@ tap.makeService(None)
 
 
 class ReactorTests(SynchronousTestCase):
-    def test_daemon_starts_though_an_evaluator_has_all_epoll_watches(self) -> None:
+    def test_poll_reactor_is_used_if_no_epoll_watch_is_free(self) -> None:
         for is_full, name in ((True, "PollReactor"), (False, "EPollReactor")):
             self.assertEqual(printed_by(WITHOUT_WATCHES.format(is_full=is_full)).strip(), name)
 

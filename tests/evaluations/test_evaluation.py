@@ -405,7 +405,7 @@ class FetchTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual(self.shown_commit(), OID)
 
-    def test_branch_that_cannot_be_resolved_ends_the_evaluation(self) -> None:
+    def test_evaluation_ends_if_its_branch_look_up_fails_or_is_cancelled(self) -> None:
         for end, state, reason in (
             (EvaluationFailure("repository", "no"), EvaluationState.FAILED, "repository"),
             (None, EvaluationState.CANCELLED, "cancelled"),

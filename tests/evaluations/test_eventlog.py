@@ -291,7 +291,7 @@ class ChangedStdoutTests(SynchronousTestCase):
         evicted = self.assertRaises(EventsEvicted, self.restore().log.read_events, 0, 1).segment
         self.assertRaises(StdoutChanged, self.recorded.parse_evicted_segment, evicted)
 
-    def test_delivered_events_are_an_error_if_the_file_has_shrunk(self) -> None:
+    def test_restoring_delivered_events_fails_if_stdout_was_truncated(self) -> None:
         self.recorded.flush_partial_line()
         self.assertEqual(self.restore().log.end_cursor, self.recorded.log.end_cursor)
         os.truncate(self.directory / "stdout", 260)
@@ -341,7 +341,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             file.write(bytes(50))  # by a power failure
         self.assertEqual(self.restore().log.end_cursor, self.recorded.log.end_cursor)
 
-    def test_delivered_events_are_an_error_if_a_file_that_they_name_is_gone(self) -> None:
+    def test_restoring_delivered_events_fails_if_a_printed_file_is_missing(self) -> None:
         self.print(FILE + b"end\n", 600)
         answer_file(self.recorded, b"content")
         self.recorded.finish()
@@ -618,7 +618,7 @@ class ReadingTestCase(SynchronousTestCase):
 
 
 class LoadTests(ReadingTestCase):
-    def test_events_in_memory_need_no_thread(self) -> None:
+    def test_events_in_memory_are_read_without_a_thread(self) -> None:
         newest = self.log.end_cursor - 1
         batch = self.events.read_now(newest, PLENTY)
         self.assertEqual(batch.lines, self.log.lines[newest])
@@ -699,7 +699,7 @@ class FileTests(ReadingTestCase):
         self.events.free_discarded_files()
         self.assertEqual(len(self.threads.waiting), 1)
 
-    def test_disk_error_is_logged_once(self) -> None:
+    def test_repeated_disk_error_in_freeing_stdout_is_logged_once(self) -> None:
         def fail(before: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -710,7 +710,7 @@ class FileTests(ReadingTestCase):
                 self.threads.step()
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
 
-    def test_discard_waits_for_threads(self) -> None:
+    def test_discard_waits_for_a_read_in_a_thread(self) -> None:
         found = self.read(0)
         discarded = Deferred.fromCoroutine(self.events.discard())
         self.assertNoResult(discarded)
@@ -738,7 +738,9 @@ class FileTests(ReadingTestCase):
         self.assertEqual((self.threads.waiting, counted), ([], [4]))
         self.assertEqual(self.source.open_files, [])
 
-    def test_files_are_freed_once_the_acknowledgement_is_stored(self) -> None:
+    def test_no_file_is_freed_before_the_acknowledgement_is_stored_or_after_the_discard(
+        self,
+    ) -> None:
         stored: Deferred[None] = Deferred()
         self.events.on_discard = lambda: stored
         self.events.acknowledge(8)

@@ -83,7 +83,7 @@ class StoryTests(EvaluationTestCase):
         self.assertIn(": exit: the evaluator exited with status 3; 1 events", failed)
         self.assertEqual(self.events[-1]["reason"], "exit")
 
-    def test_line_of_the_end_explains_a_result_that_does_not_count(self) -> None:
+    def test_end_of_the_evaluation_is_logged_with_the_first_malformed_result(self) -> None:
         self.begin()
         environment = self.world.child.environment
         value = '{"type": "goal_result", "goal": "x", "result": "{yes}"}'

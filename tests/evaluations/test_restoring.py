@@ -589,7 +589,7 @@ class EndedTests(RestoringTestCase):
         self.restart(lambda row: attrs.evolve(row, begin_cursor=2))
         self.assertRaises(DiscardedCursor, self.archived_events, identifier)
 
-    def test_archived_evaluation_that_was_not_read_keeps_its_key_and_is_archived_once(self) -> None:
+    def test_unread_archived_evaluation_keeps_its_key_over_a_restart(self) -> None:
         self.world.archive = archive = FakeArchive()
         self.registry = self.make()
         identifier = self.accept(key="some key")
@@ -630,7 +630,7 @@ class EndedTests(RestoringTestCase):
             identifier, cursor, includes_times=True
         ).events.lines
 
-    def test_continued_clean_up_removes_the_upload_too(self) -> None:
+    def test_clean_up_after_a_restart_has_the_upload_directory(self) -> None:
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
         threads.tidied.shut = True

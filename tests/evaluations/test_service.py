@@ -191,7 +191,7 @@ class KeptTests(RegistryTestCase):
         self.assertEqual(self.registry.records.ended_share.used, 0)
         self.flushLoggedErrors(OSError)
 
-    def test_stream_may_end_before_its_evaluation_is_cleaned_up(self) -> None:
+    def test_evaluation_sent_before_its_clean_up_is_expired_first(self) -> None:
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
         threads.tidied.shut = True
@@ -369,7 +369,7 @@ class CloseTests(RegistryTestCase):
         with self.assertRaises(ServerBusy):
             self.accept()
 
-    def test_forgotten_evaluations_are_waited_for(self) -> None:
+    def test_close_waits_for_the_process_of_an_expired_evaluation(self) -> None:
         _, child = self.start()
         self.world.clock.advance(900)
         self.registry.expire_evaluations()

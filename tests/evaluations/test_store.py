@@ -177,7 +177,7 @@ class WritingTests(StoreTestCase):
             self.successResultOf(deferred)
         self.assertEqual((self.database.transaction_count, self.threads.waiting), (2, []))
 
-    def test_changes_of_a_transaction_are_there_all_or_none_at_any_time(self) -> None:
+    def test_other_connection_sees_all_changes_of_a_transaction_or_none(self) -> None:
         found: list[int] = []
 
         def look(_: str) -> None:
@@ -459,7 +459,7 @@ class StandingsTests(StoreTestCase):
         self.assertEqual([place for place, _ in found], [entry[:2] for _, entry in found])
         return [entry for _, entry in found]
 
-    def test_best_is_the_latest_judged_evaluation_of_the_submission_with_most_points(self) -> None:
+    def test_standing_shows_the_latest_judged_run_of_the_best_submission(self) -> None:
         # Each evaluation has its points, -1 for a failure, None for a live one, and, if it is
         # a rerun, the place of the first one; then submissions, ended ones, the last, the best.
         first: list[Any] = [(1, None), (-1, 0, "cancelled"), (-1, 0, "lost"), (None, 0)]

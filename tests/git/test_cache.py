@@ -99,7 +99,7 @@ class CheckOutTests(CacheTestCase):
         bare = (o for o in gc.get_objects() if isinstance(o, repository.BareRepository))
         self.assertEqual([o for o in bare if o.path.parent == self.root], [])
 
-    def test_repository_of_hundred_fetches_is_fetched_anew_when_nobody_uses_it(self) -> None:
+    def test_repository_with_too_many_packs_is_removed_once_no_request_uses_it(self) -> None:
         def add_packs(repository: Path) -> None:
             for number in range(150):
                 (repository / "objects/pack" / f"{self.fetched}-{number}").touch()
@@ -126,7 +126,7 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual(refs[:2], [f"{OID}:refs/commits/1", f"{OID}:refs/commits/2"])
         self.assertEqual(len(set(refs)), 8)
 
-    def test_markers_are_measured_as_they_are_written(self) -> None:
+    def test_marker_adds_one_block_to_the_size_of_the_repositories(self) -> None:
         self.get()
         before = self.cache.disk_sizes["repositories"]
         self.present.clear()
@@ -230,7 +230,7 @@ class DamageTests(CacheTestCase):
         self.assertFalse((self.path() / "damaged").exists())
         self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
 
-    def test_damage_is_found_when_a_commit_cannot_be_checked_out_or_fetched(self) -> None:
+    def test_damaged_repository_is_fetched_again_once_git_reports_the_damage(self) -> None:
         self.broken_once = {"read-tree"}
         self.check_mended()
         for name in ("fetch", "ls-tree"):

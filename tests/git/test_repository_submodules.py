@@ -64,7 +64,7 @@ class UrlsTests(SynchronousTestCase):
             self.assertEqual((error.reason, error.extra_members), ("repository", {"path": "x"}))
             self.assertIn("the submodule at 'x' has no URL in .gitmodules", error.message)
 
-    def test_list_over_60_kib_is_refused(self) -> None:
+    def test_gitmodules_over_60_kib_is_refused(self) -> None:
         self.complete("x" * 60 * 1024)
         error = self.assertRaises(EvaluationFailure, self.complete, "é" * 30 * 1024 + "x")
         self.assertEqual(error.message, "the commit's .gitmodules is over 60 KiB")
@@ -80,7 +80,7 @@ class UrlsTests(SynchronousTestCase):
 
 
 class ResolveTests(SynchronousTestCase):
-    def test_relative_url_leads_from_url_of_parent(self) -> None:
+    def test_relative_submodule_url_is_resolved_against_url_of_parent(self) -> None:
         for parent, url, expected in (
             ("https://h/a/b.git", "../c.git", "https://h/a/c.git"),
             ("https://h/a/b/", "../c", "https://h/a/c"),
@@ -240,7 +240,7 @@ class CheckoutTests(CacheTestCase):
         self.get()
         self.assertFalse((parent / "damaged").exists())
 
-    def test_fetches_of_all_submodules_together_end_in_time(self) -> None:
+    def test_fetches_of_all_submodules_share_one_timeout(self) -> None:
         self.grow = lambda repository: self.clock.advance(61)
         error = self.refuse()
         self.assertEqual(error.extra_members["limit"], "repositories.fetch_timeout")

@@ -169,7 +169,7 @@ class SharedAttacks(AttackCase):
     async def test_descriptors_in_flight_keep_no_evaluation_from_starting(self) -> None:
         self.assertEqual(await self.taken(IN_FLIGHT), 3)  # processes that were refused
 
-    async def test_programs_of_submissions_run_beside_descriptors_in_flight(self) -> None:
+    async def test_tawebeval_run_starts_programs_while_descriptors_are_in_flight(self) -> None:
         identifier = await self.begin_and_wait(python(IN_FLIGHT))
         printed = await self.run_command("echo given | tawebeval-run -- cat; echo $?")
         self.assertEqual(text(printed), "given\n0\n")

@@ -71,7 +71,7 @@ class EnvironmentTests(DaemonTestCase):
         events = await self.run_command(command, environment="debian", **fields)
         return text(events)
 
-    async def test_python_is_that_of_the_environment(self) -> None:
+    async def test_evaluator_and_submission_run_the_python_of_the_environment(self) -> None:
         show = f"python3 -c '{_VERSION}'"
         printed = await self.run_in_debian(f"{show}; tawebeval-run -- {show}; echo $FLAVOUR")
         one, two, flavour = printed.splitlines()

@@ -21,7 +21,7 @@ print(sum(entry.stat().st_size for entry in os.scandir() if "core" in entry.name
 
 
 class EvaluatorTests(evaluator_case.EvaluatorCase):
-    async def test_core_dump_has_nothing_of_the_memory(self) -> None:
+    async def test_crashed_evaluator_leaves_no_core_dump_over_1_mib(self) -> None:
         signal, size = map(int, text(await self.run_command(python(_CRASH))).split())
         self.assertEqual(signal, 11)
         self.assertLess(size, 2**20)

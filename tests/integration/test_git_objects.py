@@ -78,7 +78,7 @@ class ObjectTests(BareRepositoryCase):
                 self.assertIn(fault, self.check_objects())
                 self.assertEqual((await self.fetch(oid)).tree_oid, self.tree)
 
-    async def test_padded_modes_are_checked_out(self) -> None:
+    async def test_tree_entry_with_a_zero_padded_mode_is_checked_out(self) -> None:
         blob = git(self.source.folder, "rev-parse", "HEAD:file")
         inner = make_object(self.source.folder, "tree", entry("100644", "x", blob))
         content = entry("040000", "d", inner) + entry("100644", "e", blob)
@@ -137,7 +137,7 @@ class ObjectTests(BareRepositoryCase):
         self.assertEqual(commit.size, sum(map(len, found.values())))
         self.assertEqual(self.bare.find_fetched_commit(oid), commit)
 
-    async def test_files_that_grow_in_the_checkout_are_bounded(self) -> None:
+    async def test_checkout_that_eol_conversion_makes_too_large_is_refused(self) -> None:
         self.source.write(".gitattributes", "* text eol=crlf\n")
         for number in range(4):
             self.source.write(f"{number}.txt", f"{number}" + "\n" * 3 * 2**19)
