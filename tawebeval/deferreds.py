@@ -471,7 +471,7 @@ class FairQueue:
         return slot
 
     @asynccontextmanager
-    async def take_turn(self, caller: str) -> AsyncIterator[None]:
+    async def hold_slot(self, caller: str) -> AsyncIterator[None]:
         """Have a slot within the context."""
         self._call_count += 1
         holder = f"call {self._call_count}"
@@ -483,7 +483,7 @@ class FairQueue:
 
     async def run_in_turn(self, caller: str, call: Callable[[], Awaitable[T]]) -> T:
         """Return the result of an asynchronous call, which has a slot meanwhile."""
-        async with self.take_turn(caller):
+        async with self.hold_slot(caller):
             return await call()
 
     def take_slot_unconditionally(self, holder: str, caller: str = ANONYMOUS_CALLER) -> None:

@@ -94,7 +94,7 @@ class MalformedRequest(RequestError):
     """A request that is malformed as HTTP."""
 
 
-class UnknownMethod(RequestError):
+class UnknownHTTPMethod(RequestError):
     """A request with a method that is not in upper case: methods are case-sensitive."""
 
 
@@ -293,11 +293,11 @@ class EvaluationFailure(TawebevalError):
         return self.message
 
 
-class ForbiddenHost(TawebevalError):
+class ForbiddenURLHost(TawebevalError):
     """A URL whose host the operator's rules forbid."""
 
 
-def build_limit_failure(
+def make_limit_failure(
     reason: FailureReason, setting: str, what: str, value: float
 ) -> EvaluationFailure:
     """Return the error of a run stopped by a limit.

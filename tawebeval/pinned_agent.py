@@ -48,7 +48,7 @@ from zope.interface import implementer
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, OneShotEvent, WorkerThreads, make_one_shot_event
-from tawebeval.errors import ForbiddenHost, TawebevalError
+from tawebeval.errors import ForbiddenURLHost, TawebevalError
 
 LOOKUP_TIMEOUT = 30.0
 """Maximum duration of a look-up, in seconds: longer than a resolver with its retries takes."""
@@ -63,7 +63,7 @@ class UnknownHost(TawebevalError):
     """A host that does not exist or has no address."""
 
 
-class LookupUnanswered(TawebevalError):
+class LookupFailed(TawebevalError):
     """A look-up that name servers or this machine failed to complete in time."""
 
 
@@ -144,7 +144,7 @@ class CheckedResolver:
     _clock: Any
 
     def check_host(self, server: ServerAddress) -> None:
-        """Check the host of a URL before the look-up. Raises: ForbiddenHost."""
+        """Check the host of a URL before the look-up. Raises: ForbiddenURLHost."""
         self._policy.check_host(server)
 
     async def find_addresses(
@@ -155,7 +155,7 @@ class CheckedResolver:
     ) -> Sequence[IPAddress]:
         """Return the addresses to try in turn, within `timeout` seconds.
 
-        Raises: ForbiddenHost, UnknownHost, LookupUnanswered.
+        Raises: ForbiddenURLHost, UnknownHost, LookupFailed.
         """
         self.check_host(server)
         addresses = (
@@ -165,7 +165,7 @@ class CheckedResolver:
         )
         try:
             return self._policy.choose_addresses(server, addresses)
-        except ForbiddenHost:
+        except ForbiddenURLHost:
             log.info(
                 "the host {host} is refused for its addresses: {addresses}",
                 host=server.host,
@@ -178,12 +178,12 @@ class CheckedResolver:
         try:
             addresses = await looked_up.addTimeout(timeout, self._clock)
         except TookTooLong:
-            raise LookupUnanswered(
+            raise LookupFailed(
                 f"the DNS look-up of the host {host} took over {timeout:g} seconds"
             ) from None
         except OSError as error:
             if error.errno not in _UNKNOWN:
-                raise LookupUnanswered(
+                raise LookupFailed(
                     f"the DNS look-up of the host {host} failed: {error.strerror}"
                 ) from None
             addresses = ()

@@ -20,7 +20,7 @@ def become_nobody(*_: object) -> None:
     """Become nobody for good, unless that is done."""
     if os.geteuid() == 0:
         user = pwd.getpwnam(USER)
-        privileges.switch_user(user)
+        privileges.set_process_user(user)
         os.environ.update(HOME=user.pw_dir, USER=USER, LOGNAME=USER)
 
 

@@ -48,7 +48,7 @@ class MessageTests(SynchronousTestCase):
     """Limits and sizes in messages."""
 
     def test_limit_is_named_with_its_value_and_a_size_has_the_largest_unit(self) -> None:
-        error = errors.build_limit_failure("output", "output", "printed over 1 MiB", 2**20)
+        error = errors.make_limit_failure("output", "output", "printed over 1 MiB", 2**20)
         self.assertIn("(limits.output)", str(error))
         self.assertEqual(error.extra_members, {"limit": "limits.output", "value": 2**20})
         for size, shown in (

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import HostPolicy, IPAddress, parse_server_address
 from tawebeval.deferreds import FairQueue
-from tawebeval.pinned_agent import CheckedResolver, LookupUnanswered, SystemResolver, UnknownHost
+from tawebeval.pinned_agent import CheckedResolver, LookupFailed, SystemResolver, UnknownHost
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import SlowThreads
 
@@ -38,12 +38,12 @@ class AddressesTests(SynchronousTestCase):
     def test_host_is_unknown_only_if_the_resolver_finds_no_such_name(self) -> None:
         unknown = {"EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY"}
         for name, number in ERRORS.items():
-            expected = UnknownHost if name in unknown else LookupUnanswered
+            expected = UnknownHost if name in unknown else LookupFailed
             error = self.failureResultOf(self.find(gaierror(number, "said so"))).value
             self.assertIs(type(error), expected, name)
-            self.assertEqual("said so" in str(error), expected is LookupUnanswered)
+            self.assertEqual("said so" in str(error), expected is LookupFailed)
         error = self.failureResultOf(self.find(OSError(24, "Too many open files"))).value
-        self.assertIsInstance(error, LookupUnanswered)
+        self.assertIsInstance(error, LookupFailed)
         self.assertIn("Too many open files", str(error))
 
     def test_invalid_name_is_refused(self) -> None:

@@ -179,7 +179,7 @@ class EvaluationArchive:
         else of the evaluation is needed. Raises: StoreError of `save_row`, which has then taken
         back what the row says.
         """
-        async with self._changes.take_turn(ended.caller):
+        async with self._changes.hold_slot(ended.caller):
             try:
                 stored = await self._writers.run_in_thread(self._write_files, ended)
             except ArchiveFileTooLarge as error:
@@ -321,7 +321,7 @@ class EvaluationArchive:
         """
         async with AsyncExitStack() as turns:
             for number in range(WRITER_THREADS):
-                await turns.enter_async_context(self._changes.take_turn(f"{_REMOVAL} {number}"))
+                await turns.enter_async_context(self._changes.hold_slot(f"{_REMOVAL} {number}"))
             yield
 
     async def _count_rows(self) -> None:

@@ -87,7 +87,7 @@ def starter(socket: Path | None) -> None:
     """  # noqa: D301
     # Imported late: they import much of the daemon.
     from tawebeval.linux.cgroups import open_cgroups
-    from tawebeval.linux.privileges import check_user_and_locale, drop_privileges
+    from tawebeval.linux.privileges import check_user_and_locale, drop_capabilities
     from tawebeval.linux.starter_client import execute_starter
 
     folder = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
@@ -95,7 +95,7 @@ def starter(socket: Path | None) -> None:
     with exit_on_errors():
         check_user_and_locale("tawebeval starter")
         cgroups = open_cgroups(f"starter-{os.getpid()}")
-        drop_privileges()
+        drop_capabilities()
         execute_starter(path, cgroups.describe_parent(), os.environ)
 
 
@@ -373,7 +373,7 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
     # Imported late: they import much of the daemon.
     from tawebeval.config import parse_configuration
     from tawebeval.daemon.configuration import locate_directories, read_configuration
-    from tawebeval.linux.privileges import become_user, drop_privileges, get_user_name
+    from tawebeval.linux.privileges import become_user, drop_capabilities, get_user_name
     from tawebeval.sandbox.environments import import_root, locate_store
 
     with exit_on_errors():
@@ -386,7 +386,7 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
             )
         if os.geteuid() == 0:
             become_user(get_user_name(state.stat().st_uid))
-        drop_privileges()
+        drop_capabilities()
         store = locate_store(state)
         quoted = f'"{name}"' if "." in name else name
         table = f'[environments.{quoted}]\nroot = "{store}/sha256-"\n'

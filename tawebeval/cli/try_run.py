@@ -67,7 +67,7 @@ from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import ResourceUsage, open_cgroups
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.privileges import check_user_and_locale, drop_privileges
+from tawebeval.linux.privileges import check_user_and_locale, drop_capabilities
 from tawebeval.sandbox.base import LimitMonitor
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
@@ -312,7 +312,7 @@ def open_runner(
                 event_memory=EventMemory(configuration.buffers.total),
                 unread_events=make_unread_events_share(configuration.buffers.disk),
             )
-            drop_privileges()
+            drop_capabilities()
         if configuration.sandbox.kind == "none":
             screen.show_message(
                 "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"

@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes
 
 import attrs
 
-from tawebeval.errors import ForbiddenHost, MalformedRequest
+from tawebeval.errors import ForbiddenURLHost, MalformedRequest
 
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
@@ -205,7 +205,7 @@ class HostPolicy:
         object.__setattr__(self, "_networks", networks)
 
     def check_host(self, server: ServerAddress) -> None:
-        """Check the host of a URL before it is looked up. Raises ForbiddenHost."""
+        """Check the host of a URL before it is looked up. Raises ForbiddenURLHost."""
         if self.allowed_hosts and not any(
             matches_host_pattern(server.host, pattern) for pattern in self.allowed_hosts
         ):
@@ -216,7 +216,7 @@ class HostPolicy:
     def choose_addresses(
         self, server: ServerAddress, addresses: Sequence[IPAddress]
     ) -> Sequence[IPAddress]:
-        """Return at most `MAX_ADDRESSES` of `addresses`, to try in turn. Raises ForbiddenHost.
+        """Return at most `MAX_ADDRESSES` of `addresses`, to try in turn. Raises ForbiddenURLHost.
 
         All addresses must be allowed: a name with a forbidden one among them is an attack. The
         families alternate (RFC 8305): a server may listen on one of them alone.
@@ -252,8 +252,8 @@ def matches_host_pattern(host: str, pattern: str) -> bool:
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 
 
-def _forbidden(server: ServerAddress, reason: str) -> ForbiddenHost:
-    return ForbiddenHost(f"the host {server.host} {reason}")
+def _forbidden(server: ServerAddress, reason: str) -> ForbiddenURLHost:
+    return ForbiddenURLHost(f"the host {server.host} {reason}")
 
 
 CLIENT_HEADER = "X-Forwarded-For"

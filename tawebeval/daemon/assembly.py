@@ -81,7 +81,7 @@ from tawebeval.git.remotes import GitKeyring, RemoteResolver
 from tawebeval.linux.cgroups import CgroupManager, open_starter_cgroups
 from tawebeval.linux.child import spawn_child
 from tawebeval.linux.daemon_limits import PROCESS_LIMIT_REMEDY
-from tawebeval.linux.privileges import drop_privileges
+from tawebeval.linux.privileges import drop_capabilities
 from tawebeval.pinned_agent import CachedPolicyForHTTPS, CheckedResolver, SystemResolver
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
 from tawebeval.sandbox.probe import (
@@ -260,7 +260,7 @@ class Daemon(MultiService):
             except (CannotListenError, OSError, OverflowError, ValueError) as error:
                 why = explain_listen_error(error)
                 raise SystemExit(f"tawebeval: listen: {part.name}: {why}") from None
-        drop_privileges()
+        drop_capabilities()
 
     def startService(self) -> None:
         """Start all parts. Raises: SystemExit, with a message."""

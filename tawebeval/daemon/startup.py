@@ -373,7 +373,7 @@ class StartupChecks(Service):
             if evaluation.parent != directories.evaluations.resolve() or (
                 evaluation.name not in inherited.running_directory_names
             ):
-                starter.forget_program_now(program)
+                starter.forget_program_blocking(program)
         self._cgroups.remove_other_evaluation_cgroups(inherited.cgroup_names)
         directories.remove_leftovers(inherited.directory_names)
 

@@ -27,7 +27,7 @@ from tawebeval.errors import EvaluationFailure, StoreError
 from tawebeval.evaluations.eventlog import EventFiles, make_segment_load_slots
 from tawebeval.evaluations.store import EvaluationStore
 from tawebeval.evaluations.traces import EvaluationTracer
-from tawebeval.linux.filetree import copy_checked_tree, remove_tree
+from tawebeval.linux.filetree import check_and_copy_tree, remove_tree
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class FixedCheckout:
         path = checkout.path.with_name(f"{checkout.path.name}-{key}")
         remove_tree(path)
         path.mkdir()
-        files, size = await build(partial(copy_checked_tree, target=path, check=self._check_tree))
+        files, size = await build(partial(check_and_copy_tree, target=path, check=self._check_tree))
         commit = attrs.evolve(checkout.commit, file_count=files, size=size)
         made = self._builds[key] = attrs.evolve(checkout, commit=commit, path=path)
         return made

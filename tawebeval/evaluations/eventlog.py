@@ -69,7 +69,7 @@ from tawebeval.deferreds import (
 )
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations.store import format_rfc3339_time
-from tawebeval.linux.filetree import is_passing_error
+from tawebeval.linux.filetree import is_transient_error
 from tawebeval_client.results import ResultSummary
 
 _READ = 64 * 1024
@@ -746,7 +746,7 @@ class EvaluationEvents:
         except (StdoutChanged, OSError) as error:
             if segment.end_cursor <= self.log.begin_cursor:
                 return  # acknowledged meanwhile, with its part of stdout
-            if isinstance(error, OSError) and is_passing_error(error):
+            if isinstance(error, OSError) and is_transient_error(error):
                 raise ServerBusy(
                     f"the daemon cannot read these events now: {error.strerror}; try again later", 5
                 ) from error

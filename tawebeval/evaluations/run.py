@@ -35,8 +35,8 @@ from tawebeval.deferreds import OneShotEvent
 from tawebeval.errors import (
     EvaluationFailure,
     FailureReason,
-    build_limit_failure,
     format_size,
+    make_limit_failure,
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.eventlog import EvaluationEvents
@@ -49,7 +49,7 @@ from tawebeval.evaluations.store import (
 )
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import open_regular_file
-from tawebeval.linux.starter import MAX_SLOW_READ_SECONDS
+from tawebeval.linux.starter import MAX_SLOW_READ_CPU_SECONDS
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_limit_failure
 from tawebeval.sandbox.workspace import FileRefused
@@ -70,9 +70,9 @@ _LOST = EvaluationFailure(
 _DELAYED = EvaluationFailure(
     "output",
     "the evaluator was stopped: reading its stdout and stderr took the daemon over"
-    f" {MAX_SLOW_READ_SECONDS} seconds of processor time; watch them with fewer instances of"
+    f" {MAX_SLOW_READ_CPU_SECONDS} seconds of processor time; watch them with fewer instances of"
     " epoll(7)",
-    {"value": MAX_SLOW_READ_SECONDS},
+    {"value": MAX_SLOW_READ_CPU_SECONDS},
 )
 
 T = TypeVar("T")
@@ -218,7 +218,7 @@ class Run(ProcessProtocol):
         self._timeout = None
         most = self.sandboxed.limits.wall_clock
         self.stop_unless_exited(
-            build_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)
+            make_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)
         )
 
     def hand_over(self) -> None:
@@ -286,7 +286,7 @@ class Run(ProcessProtocol):
         self._output_bytes += size
         if self._output_bytes > limit:
             self.stop(
-                build_limit_failure("output", "output", f"printed over {format_size(limit)}", limit)
+                make_limit_failure("output", "output", f"printed over {format_size(limit)}", limit)
             )
         return min(size, left)
 
@@ -299,7 +299,7 @@ class Run(ProcessProtocol):
             self._stderr = get_tail(self._stderr + data[:left], STDERR_TAIL_BYTES)
         if len(data) > left:
             self.stop(
-                build_limit_failure(
+                make_limit_failure(
                     "stderr", "stderr", f"printed over {format_size(limit)} on stderr", limit
                 )
             )

@@ -39,7 +39,7 @@ from tawebeval.git.fetch_limits import FetchBudget, FetchLimits
 from tawebeval.git.lfs import LfsClient
 from tawebeval.git.remotes import Credential, GitKeyring, RemoteResolver
 from tawebeval.git.repository import BareRepository, GitServers
-from tawebeval.linux.filetree import copy_checked_tree, copy_tree, remove_tree
+from tawebeval.linux.filetree import check_and_copy_tree, copy_tree, remove_tree
 from tawebeval.sandbox.disk import BLOCK_BYTES
 
 CHECKOUT_SUFFIX = ".tree"
@@ -372,7 +372,7 @@ class RepositoryCache:
         check = self._limits.tree_limits.check_tree
 
         def write(tree: Path, index: Path) -> Awaitable[tuple[int, int]]:
-            return build(partial(copy_checked_tree, target=tree, check=check))
+            return build(partial(check_and_copy_tree, target=tree, check=check))
 
         repository = checkout.path.name[:40]
         made = await self._get_or_create_checkout(repository, checkout.commit, write, content=key)

@@ -38,7 +38,7 @@ from tawebeval.sandbox.bubblewrap import (
     SandboxAccess,
 )
 
-GIT_PATH_VARIABLE = "/usr/local/bin:/usr/bin:/bin"
+GIT_SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 """The directories in which git and its helpers are found."""
 
 # Older ones lack `http.curloptResolve`: they would look checked names up again.
@@ -48,7 +48,7 @@ _NO_REPOSITORY = "/nonexistent"  # a path, since git would search the directorie
 _VERSION = re.compile(r"git version (\d+)\.(\d+)\S*")
 _REMEDY = (
     f"install git {_OLDEST[0]}.{_OLDEST[1]} or newer in a directory of the daemon's PATH,"
-    f" {GIT_PATH_VARIABLE}"
+    f" {GIT_SEARCH_PATH}"
 )
 
 _STDERR_KEPT = 8 * 1024  # bytes
@@ -429,7 +429,7 @@ class GitRunner:
 
     def _environment(self) -> dict[str, str]:
         return {
-            "PATH": GIT_PATH_VARIABLE,
+            "PATH": GIT_SEARCH_PATH,
             "LC_ALL": "C",
             "HOME": "/nonexistent",
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -452,7 +452,7 @@ def check_git_version() -> str:
     try:
         printed = subprocess.run(
             ["git", "version"],
-            env={"PATH": GIT_PATH_VARIABLE, "LC_ALL": "C", "HOME": "/nonexistent"},
+            env={"PATH": GIT_SEARCH_PATH, "LC_ALL": "C", "HOME": "/nonexistent"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

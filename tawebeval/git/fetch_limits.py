@@ -105,7 +105,7 @@ class CommitInspectionParser:
         self._has_gitattributes = False
         self._submodules: list[Submodule] = []
 
-    def has_begun(self) -> bool:
+    def has_inspection_begun(self) -> bool:
         """Tell whether the commands before the inspection have exited with 0."""
         return len(self._printed) > self._before
 
@@ -259,7 +259,7 @@ def _walk(top: Path, skipped: str) -> Iterator[tuple[str, list[str], list[str]]]
         yield parent, directories, names
 
 
-class LimitExceeded(Exception):
+class ByteLimitExceeded(Exception):
     """Work was cancelled since it has written too much."""
 
 
@@ -272,7 +272,7 @@ async def run_within_byte_limit(
 ) -> _T:
     """Return the result of `work`; call `measure` in a thread again and again meanwhile.
 
-    Raises: LimitExceeded, when the cancelled work has ended, if that returned over `limit`.
+    Raises: ByteLimitExceeded, when the cancelled work has ended, if that returned over `limit`.
     """
     working, is_over = Deferred.fromCoroutine(work), False
 
@@ -289,7 +289,7 @@ async def run_within_byte_limit(
         return await working
     except CancelledError:
         if is_over:
-            raise LimitExceeded from None
+            raise ByteLimitExceeded from None
         raise
     finally:
         looking.stop()
@@ -320,7 +320,7 @@ async def fetch_within_byte_budget(
         result = await run_within_byte_limit(
             clock, threads, fetch(), lambda: _measure(repository)[0], before + limit
         )
-    except LimitExceeded:
+    except ByteLimitExceeded:
         await threads.run_in_thread(remove_tree, repository / ORIGIN_REFS_DIRECTORY)
         failure = budget.make_size_failure()
     except EvaluationFailure as error:

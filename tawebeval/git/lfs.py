@@ -31,7 +31,7 @@ from tawebeval.core.hosts import ServerAddress
 from tawebeval.deferreds import Condition, WorkerThreads
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.remotes import Credential, RemoteResolver
-from tawebeval.linux.filetree import open_directory_path, rename_durably, walk_tree
+from tawebeval.linux.filetree import open_directory_nofollow, rename_durably, walk_tree
 from tawebeval.pinned_agent import (
     BytesProducer,
     PinnedAgent,
@@ -109,7 +109,7 @@ def find_lfs_pointers(tree: Path) -> tuple[Sequence[LfsPointer], int]:
     """
     pointers: list[LfsPointer] = []
     size = 0
-    top = open_directory_path(tree)
+    top = open_directory_nofollow(tree)
     try:
         for path, status in walk_tree(top):
             if not stat.S_ISDIR(status.st_mode):

@@ -34,14 +34,14 @@ from tawebeval.core.hosts import (
     parse_server_address,
     resolve_git_remote,
 )
-from tawebeval.errors import ConfigurationError, EvaluationFailure, ForbiddenHost, format_size
+from tawebeval.errors import ConfigurationError, EvaluationFailure, ForbiddenURLHost, format_size
 from tawebeval.linux.filetree import KERNEL_DIRECTORIES
 from tawebeval.linux.privileges import (
     ReloadableFiles,
     parse_text_file,
     warn_of_file_readable_by_others,
 )
-from tawebeval.pinned_agent import LOOKUP_TIMEOUT, CheckedResolver, LookupUnanswered, UnknownHost
+from tawebeval.pinned_agent import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, UnknownHost
 
 MAX_PASSWORD_SIZE = 2048
 """Bytes of a password: with the user name it fits into any pipe at once."""
@@ -320,9 +320,9 @@ class RemoteResolver:
         """Return the permitted addresses of a server. Raises: EvaluationFailure."""
         try:
             return await self._addresses.find_addresses(target, timeout)
-        except (ForbiddenHost, UnknownHost) as error:
+        except (ForbiddenURLHost, UnknownHost) as error:
             raise EvaluationFailure("repository", str(error)) from None
-        except LookupUnanswered as error:
+        except LookupFailed as error:
             raise EvaluationFailure("lost", str(error), is_daemon_fault=False) from None
 
     async def resolve_remote(
@@ -378,7 +378,7 @@ class RemoteResolver:
         try:
             if target is not None:
                 self._addresses.check_host(target)
-        except ForbiddenHost as error:
+        except ForbiddenURLHost as error:
             raise EvaluationFailure("repository", str(error)) from None
         return target
 

@@ -44,10 +44,10 @@ from tawebeval.git.command import (
 )
 from tawebeval.git.fetch_limits import (
     COMMIT_MARKERS_DIRECTORY,
+    ByteLimitExceeded,
     CommitInspectionParser,
     FetchBudget,
     FetchLimits,
-    LimitExceeded,
     build_commit_inspection_commands,
     fetch_within_byte_budget,
     iterate_files,
@@ -338,7 +338,7 @@ class BareRepository:
                 limits.max_bytes,
             )
             pointers, size = await self._threads.run_in_thread(find_lfs_pointers, tree)
-        except LimitExceeded:
+        except ByteLimitExceeded:
             pointers, size = (), limits.max_bytes + 1
         finally:
             await self._threads.run_in_thread(remove_tree, scratch)
@@ -349,7 +349,7 @@ class BareRepository:
         self, repository: Repository, oid: str, credential: Credential | None, budget: FetchBudget
     ) -> Commit:
         """Fetch a commit from its URL, by the cheapest refspec that the server allows."""
-        route, login = await self._servers.find_route(repository.url, credential)
+        route, login = await self._servers.resolve_remote(repository.url, credential)
         reach = SandboxAccess(
             (self.path,), route.readable_paths, has_network=route.local_path is None
         )
@@ -373,9 +373,14 @@ class BareRepository:
                 reach=reach,
             )
             result = await fetch_within_byte_budget(
-                self._limits.clock, budget, self._threads, fetch, self.path, inspection.has_begun
+                self._limits.clock,
+                budget,
+                self._threads,
+                fetch,
+                self.path,
+                inspection.has_inspection_begun,
             )
-            if inspection.has_begun():
+            if inspection.has_inspection_begun():
                 commit = _inspected(oid, inspection, result)
                 if commit is not None:
                     return commit
@@ -462,7 +467,7 @@ class GitServers:
 
     async def _ask_for_branch(self, repository: Repository, credential: Credential | None) -> str:
         ref = f"refs/heads/{repository.branch}"
-        route, login = await self.find_route(repository.url, credential)
+        route, login = await self.resolve_remote(repository.url, credential)
         # Without a repository, which might be fetched into, evicted or removed meanwhile.
         result = await self._git.run_command(
             None,
@@ -487,7 +492,7 @@ class GitServers:
             )
         return found[1]
 
-    async def find_route(
+    async def resolve_remote(
         self, url: str, credential: Credential | None
     ) -> tuple[ResolvedGitRemote, Login | None]:
         """Return the route to the repository, and the login. Raises: EvaluationFailure."""

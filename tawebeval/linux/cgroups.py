@@ -47,8 +47,8 @@ from tawebeval.linux.kernel_files import (
     PROGRAM_CGROUP_PREFIX,
     CgroupDirectory,
     UnremovedCgroups,
-    has_process,
-    kill_and_remove,
+    is_pid_in_use,
+    kill_and_remove_cgroups,
     leave_parent_cgroup,
 )
 
@@ -231,7 +231,7 @@ class EvaluationCgroup:
         Raises: OSError, if the cgroup stays; call again later.
         """
         self._removed = True
-        for _, error in kill_and_remove([self.directory] if self.name else []):
+        for _, error in kill_and_remove_cgroups([self.directory] if self.name else []):
             raise error
 
 
@@ -282,7 +282,7 @@ def _make_parent(
         with suppress(FileExistsError):
             parent.make_cgroup()
         dead = [each for each in own.list_children() if _is_of_dead_process(each.name)]
-        _log_kept(kill_and_remove([*parent.list_children(), *dead]))
+        _log_kept(kill_and_remove_cgroups([*parent.list_children(), *dead]))
         home.make_cgroup()
         home.enter_cgroup()
         with suppress(OSError):  # then the kernel refuses controllers
@@ -345,7 +345,7 @@ def is_delegated(path: str) -> bool:
 def _is_of_dead_process(name: str) -> bool:
     """Tell whether a parent cgroup is one of `try`, of a starter or the like that has ended."""
     found = _OF_PROCESS.fullmatch(name)
-    return found is not None and not has_process(int(found[1]))
+    return found is not None and not is_pid_in_use(int(found[1]))
 
 
 @attrs.frozen
@@ -389,7 +389,7 @@ class CgroupManager:
         try:
             _set_limits(directory, limits, self.enforced_resources)
         except OSError:
-            kill_and_remove([directory])
+            kill_and_remove_cgroups([directory])
             raise
         return EvaluationCgroup(directory, self.enforced_resources)
 
@@ -407,7 +407,7 @@ class CgroupManager:
         """
         children = self.evaluations.list_children() if self.evaluations else []
         evaluations = (each for each in children if each.name.startswith(_EVALUATION))
-        _log_kept(kill_and_remove(each for each in evaluations if each.name not in kept))
+        _log_kept(kill_and_remove_cgroups(each for each in evaluations if each.name not in kept))
 
     def describe_parent(self) -> str:
         """Return the parent cgroup, for `open_starter_cgroups` in another process."""
@@ -472,7 +472,7 @@ def open_starter_cgroups(own: CgroupManager, description: str) -> CgroupManager:
     parent = None
     if told["evaluations"] is not None:
         parent = CgroupDirectory(told["evaluations"])
-        kill_and_remove([parent / _PROBE])  # of a daemon that was killed at its start
+        kill_and_remove_cgroups([parent / _PROBE])  # of a daemon that was killed at its start
         missing |= _probe(parent, _CONTROLLERS.keys() - missing.keys())
     return attrs.evolve(
         own,
@@ -501,7 +501,7 @@ def _probe(parent: CgroupDirectory, resources: Set[Resource]) -> dict[Resource, 
         except OSError as error:
             missing |= dict.fromkeys(tried - missing.keys(), _reason(error))
         finally:
-            kill_and_remove([group])
+            kill_and_remove_cgroups([group])
     return missing
 
 

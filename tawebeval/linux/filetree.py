@@ -101,7 +101,7 @@ def mentions_disk_full(said: str) -> bool:
     return any(os.strerror(number) in said for number in _FULL)
 
 
-def is_passing_error(error: OSError) -> bool:
+def is_transient_error(error: OSError) -> bool:
     """Return whether an error is a lack of descriptors or memory, which may pass."""
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -118,7 +118,7 @@ _LIST_MODE_BITS = stat.S_IRUSR | stat.S_IXUSR  # to list a directory and to look
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def open_directory(name: str, parent: int | None) -> int:
+def open_listable_directory(name: str, parent: int | None) -> int:
     """Open a directory of this user's, without following links. Raises: OSError.
 
     A directory that cannot be listed gets all mode bits of the owner.
@@ -147,7 +147,7 @@ def open_regular_file(path: Path) -> IO[bytes]:
     return file
 
 
-def open_directory_path(path: Path) -> int:
+def open_directory_nofollow(path: Path) -> int:
     """Return a descriptor of a directory, whose path may not be a link. Raises: OSError."""
     return os.open(path, _FLAGS)
 
@@ -193,7 +193,7 @@ def measure_tree(root: Path, check: Callable[[int, int], object]) -> tuple[int, 
     """
     files = size = 0
     _check_readable(root.lstat(), str(root))
-    top = open_directory_path(root)
+    top = open_directory_nofollow(root)
     try:
         for path, status in walk_tree(top):
             _check_readable(status, path)
@@ -207,7 +207,7 @@ def measure_tree(root: Path, check: Callable[[int, int], object]) -> tuple[int, 
     return files, size
 
 
-def copy_checked_tree(
+def check_and_copy_tree(
     source: Path, target: Path, check: Callable[[int, int], object]
 ) -> tuple[int, int]:
     """Copy a tree into an empty directory unless `check` raises; return its files and bytes.
@@ -232,13 +232,13 @@ def copy_tree(source: Path, target: Path, subdirectory: str = "") -> None:
     That is `target`, or the directory at `subdirectory` below it, to which no symbolic link leads.
     Raises: OSError, always with a path.
     """
-    into = open_directory_path(target)
+    into = open_directory_nofollow(target)
     try:
         for part in subdirectory.split("/") if subdirectory else ():
             parent, into = into, os.open(part, _FLAGS, dir_fd=into)
             os.close(parent)
         mode = stat.S_IMODE(os.fstat(into).st_mode)
-        said = run_and_read_stderr_line(
+        said = run_command_read_stderr_line(
             *(_CP, "-RP", "--preserve=mode,timestamps"),  # by the times make(1) builds again
             *("--", f"{source}/.", f"/proc/self/fd/{into}"),
             descriptors=[into],
@@ -262,10 +262,10 @@ def remove_tree(*paths: Path) -> None:
             left.append(path)
     if not left:
         return
-    said = run_and_read_stderr_line(_RM, "-rf", "--", *left)
+    said = run_command_read_stderr_line(_RM, "-rf", "--", *left)
     if said:  # directories without permissions
-        run_and_read_stderr_line(_CHMOD, "-R", "u+rwX", "--", *left)
-        said = run_and_read_stderr_line(_RM, "-rf", "--", *left)
+        run_command_read_stderr_line(_CHMOD, "-R", "u+rwX", "--", *left)
+        said = run_command_read_stderr_line(_RM, "-rf", "--", *left)
     for path in left:
         if os.path.lexists(path):
             raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(path))
@@ -288,7 +288,7 @@ def _remove_if_small(name: str, parent: int | None, most: int, *, is_directory: 
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             raise
-        directory = open_directory(name, parent)
+        directory = open_listable_directory(name, parent)
         try:
             with os.scandir(directory) as entries:
                 below = [
@@ -303,7 +303,7 @@ def _remove_if_small(name: str, parent: int | None, most: int, *, is_directory: 
     return most
 
 
-def run_and_read_stderr_line(*command: str | Path, descriptors: Collection[int] = ()) -> str:
+def run_command_read_stderr_line(*command: str | Path, descriptors: Collection[int] = ()) -> str:
     """Run a command with open descriptors to its end; return the first line of its stderr.
 
     Without one that is its exit status, "" for 0. Each of millions of files may cause a line: only

@@ -67,7 +67,7 @@ def make_sealed_memfd(name: str, content: bytes) -> int:
     return descriptor
 
 
-def has_process(pid: int) -> bool:
+def is_pid_in_use(pid: int) -> bool:
     """Tell whether a process has this number, also if /proc hides it (`hidepid` in proc(5))."""
     try:
         os.kill(pid, 0)
@@ -94,7 +94,7 @@ def list_children(pid: int | str) -> Iterator[int]:
             with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
                 yield from map(int, file.read().split())
     # Hidden, as the starter by `ProtectProc=invisible`: /proc may show its children.
-    if isinstance(pid, int) and not os.path.exists(f"/proc/{pid}") and has_process(pid):
+    if isinstance(pid, int) and not os.path.exists(f"/proc/{pid}") and is_pid_in_use(pid):
         for name in filter(str.isdecimal, os.listdir("/proc")):
             with suppress(OSError):
                 if int(read_stat(name)[1]) == pid:
@@ -142,7 +142,7 @@ def measure_cpu_seconds(pid: int) -> float:
     return ticks * _TICK
 
 
-def measure_largest_memory(pid: int) -> int:
+def measure_largest_process_memory(pid: int) -> int:
     """Return the memory, without files, of the largest of a process and its descendants: bytes."""
     largest = 0
     for one in (pid, *list_descendants(pid)):
@@ -286,7 +286,7 @@ UnremovedCgroups = Sequence[tuple[CgroupDirectory, OSError]]
 """Cgroups that cannot be removed, with the reasons."""
 
 
-def kill_and_remove(groups: Iterable[CgroupDirectory]) -> UnremovedCgroups:
+def kill_and_remove_cgroups(groups: Iterable[CgroupDirectory]) -> UnremovedCgroups:
     """Kill all processes in cgroups and their descendants, and remove all of these cgroups.
 
     Blocks, about a second at most: a killed process holds its cgroup until the kernel has released
@@ -324,7 +324,7 @@ def leave_parent_cgroup(
     kept: UnremovedCgroups = ()
     with suppress(OSError):
         home, children = parent / OWN_CGROUP_NAME, parent.list_children()
-        kept = kill_and_remove(each for each in children if each.path != home.path)
+        kept = kill_and_remove_cgroups(each for each in children if each.path != home.path)
         given = parent.read_file("cgroup.subtree_control").split()
         for group, controllers in ((parent, given), (own, enabled)):
             for controller in controllers:

@@ -5,7 +5,7 @@ The daemon never runs as root, and keeps no right that it does not need:
 1. `check_user_and_locale` ends every command that runs evaluators or git, before it reads anything.
 2. `become_user` (the option --user) lets root run the command again, as another user; below a
    directory that only root can read, root imports all modules, and then becomes the user.
-3. `drop_privileges`: once the endpoints are open, no program that the daemon starts has or gains
+3. `drop_capabilities`: once the endpoints are open, no program that the daemon starts has or gains
    any right.
 
 The rights that prctl(2) and capset(2) take away are the calling thread's, so there must be no other
@@ -88,7 +88,7 @@ def check_user_and_locale(command: str = "tawebeval serve") -> None:
         )
 
 
-def drop_privileges() -> None:
+def drop_capabilities() -> None:
     """Drop all capabilities and the effect of setuid bits. Raises: SystemExit.
 
     A sandbox that works by user namespaces needs neither. Other processes of the user cannot trace
@@ -119,7 +119,7 @@ def become_user(name: str) -> None:
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     environment = build_user_environment(user, os.environ)
     execute_as_user(user, sys.orig_argv, environment)
-    switch_user(user)
+    set_process_user(user)
     os.environ.clear()
     os.environ.update(environment)
 
@@ -150,7 +150,7 @@ def execute_as_user(
         os.execve(setpriv, [*command, *argv[1:]], environment)  # noqa: S606
 
 
-def switch_user(user: pwd.struct_passwd) -> None:
+def set_process_user(user: pwd.struct_passwd) -> None:
     """Import all modules of tawebeval, which the user may not read, and become the user for good.
 
     The working directory stays, and is the user's to read even if the directories above are not.

@@ -44,13 +44,13 @@ user namespace of its own, in which it has all capabilities. Programs inherit no
 
 Bounds, so that neither a client nor a program harms others:
 
-- A request has at most `MAX_MESSAGE_BYTES` bytes, and `start` at most `MAX_START_BYTES`. A client
-  that sends nonsense, or does not read its answers, is disconnected; of each program it gets one
-  notice later.
+- A request has at most `MAX_MESSAGE_BYTES` bytes, and `start` at most `MAX_START_FILE_BYTES`. A
+  client that sends nonsense, or does not read its answers, is disconnected; of each program it gets
+  one notice later.
 - A program that would need one of the last `RESERVED_DESCRIPTORS` descriptors is refused (EMFILE).
 - Each pipe is read once in a turn, `CHUNK_BYTES` at most, and only up to its limit and one byte.
 - Each read wakes all epoll instances that watch the pipe. Once such reads have taken
-  `MAX_SLOW_READ_SECONDS` of processor time, the program's pipes are read no more.
+  `MAX_SLOW_READ_CPU_SECONDS` of processor time, the program's pipes are read no more.
 - Once the disk takes no byte the pipe is read no more, and the program waits. It is told
   (`write_error`): a client kills the program.
 - Nothing waits for a child to execute its program. If its client has gone before that, the program
@@ -87,7 +87,7 @@ from typing import Any, NamedTuple, NoReturn
 from tawebeval.linux.kernel_files import (
     CgroupDirectory,
     call_libc,
-    has_process,
+    is_pid_in_use,
     leave_parent_cgroup,
     make_sealed_memfd,
     prctl,
@@ -99,15 +99,15 @@ PROCESS_NAME = "tawebeval-starter"
 """The name of the process in process lists."""
 CGROUP_DESCRIPTION_VARIABLE = "TAWEBEVAL_CGROUPS"
 """The environment variable whose value `version` returns."""
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """The version of requests and answers."""
 MAX_MESSAGE_BYTES = 64 * 1024
 """The maximum size of a request and of an answer, in bytes."""
-MAX_START_BYTES = 4 * 2**20
+MAX_START_FILE_BYTES = 4 * 2**20
 """The maximum size of a file `start`, in bytes."""
 RESERVED_DESCRIPTORS = 256
 """The number of descriptors that are never used for programs."""
-PROGRAM_DESCRIPTORS = 7
+MAX_DESCRIPTORS_PER_PROGRAM = 7
 """The maximum number of descriptors that the starter needs for one program with its broker."""
 FIRST_PASSED_DESCRIPTOR = 3
 """The number of the first of a program's `descriptors`; the others follow."""
@@ -115,7 +115,7 @@ MAX_PASSED_DESCRIPTORS = 13
 """The maximum number of a program's `descriptors`."""
 CHUNK_BYTES = 256 * 1024
 """The maximum number of bytes that are read from a pipe in one turn; the size of full pipes."""
-MAX_SLOW_READ_SECONDS = 0.25
+MAX_SLOW_READ_CPU_SECONDS = 0.25
 """Seconds of processor time that slow reads of one program's output may take."""
 OOM_SCORE_ADJ = 500
 """What programs have, so that the kernel kills them before others (proc(5))."""
@@ -159,8 +159,8 @@ class LaunchSpec(NamedTuple):
     - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
       limit of a user with others.
     - `stdout_limit`, `stderr_limit`: bytes that are read, and one more.
-    - `broker`: the specification of a program that serves the socket `broker_socket`. It is started
-      with the first connection, in the mount namespace of the program, and killed after it.
+    - `broker`: the specification of a program that serves the socket `broker_socket_path`. It is
+      started with the first connection, in the mount namespace of the program, and killed after it.
     """
 
     argv: Sequence[str]
@@ -175,7 +175,7 @@ class LaunchSpec(NamedTuple):
     stdout_limit: int = 2**62
     stderr_limit: int = 2**62
     broker: Any = None
-    broker_socket: str | None = None
+    broker_socket_path: str | None = None
 
     def build_json_object(self) -> dict[str, Any]:
         """Return the content of the file `start`."""
@@ -186,7 +186,7 @@ class Output:
     """A pipe whose bytes go to `file`, a descriptor: `limit` bytes and one more at most.
 
     `size` is the number of bytes in the file. `error` is the errno by which the file took no more;
-    None if it takes more. `slow_seconds` is the processor time of slow reads.
+    None if it takes more. `slow_read_cpu_seconds` is the processor time of slow reads.
     """
 
     def __init__(self, path: str, limit: int) -> None:
@@ -202,7 +202,7 @@ class Output:
         self._pipe_size = fcntl.fcntl(self.pipe, fcntl.F_GETPIPE_SZ)
         self.size = 0
         self.error: int | None = None
-        self.slow_seconds = 0.0
+        self.slow_read_cpu_seconds = 0.0
         self.is_open = True
 
     @property
@@ -234,7 +234,7 @@ class Output:
             self._enlarge()
         took = time.thread_time() - began
         if took > _SLOW:
-            self.slow_seconds += took
+            self.slow_read_cpu_seconds += took
 
     def _enlarge(self) -> None:
         """Enlarge a pipe that was full, for its writer waits; not at the user's limit of pages."""
@@ -301,9 +301,9 @@ class Program:
         return self.exit is not None and not any(output.is_open for output in self.outputs)
 
     @property
-    def slow_seconds(self) -> float:
+    def slow_read_cpu_seconds(self) -> float:
         """The processor time of slow reads, in seconds."""
-        return sum(output.slow_seconds for output in self.outputs)
+        return sum(output.slow_read_cpu_seconds for output in self.outputs)
 
     def describe(self) -> dict[str, Any]:
         """Return the content of the file `exit`, and of notices.
@@ -312,7 +312,7 @@ class Program:
           three are missing while the program runs.
         - `is_output_complete`: whether all that was printed is in the files.
         - `write_error`: the errno by which the disk has not taken output; null if it has.
-        - `slow_read_seconds`: the processor time of slow reads.
+        - `slow_read_cpu_seconds`: the processor time of slow reads.
         - `broker_pid`: the running broker, null without; `broker_error`: why it cannot be started.
         """
         errors = [output.error for output in self.outputs if output.error is not None]
@@ -322,7 +322,7 @@ class Program:
             "start_time": self.start_time,
             "is_output_complete": self.is_complete,
             "write_error": errors[0] if errors else None,
-            "slow_read_seconds": self.slow_seconds,
+            "slow_read_cpu_seconds": self.slow_read_cpu_seconds,
             "broker_pid": self.broker and (self.broker.pid or None),
             "broker_error": self.broker and self.broker.error,
         }
@@ -357,7 +357,7 @@ class Program:
         is empty.
         """
         with contextlib.suppress(OSError):
-            if self.exit is None or not has_process(self.pid):
+            if self.exit is None or not is_pid_in_use(self.pid):
                 os.killpg(self.pid, number)
         if self.exit is None:  # it may not lead its group yet
             with contextlib.suppress(OSError):
@@ -380,7 +380,7 @@ class Starter:
         self, listening: socket.socket, max_descriptors: int, mount_problem: str | None
     ) -> None:
         self._listening = listening
-        self._max_programs = (max_descriptors - RESERVED_DESCRIPTORS) // PROGRAM_DESCRIPTORS
+        self._max_programs = (max_descriptors - RESERVED_DESCRIPTORS) // MAX_DESCRIPTORS_PER_PROGRAM
         self._mount_problem = mount_problem
         self._poll = select.poll()  # not epoll, whose watches evaluators of this user can exhaust
         self._handlers: dict[int, Callable[[int], None]] = {}
@@ -589,9 +589,9 @@ class Starter:
         program = Program(name)
         with contextlib.ExitStack() as failing:
             failing.callback(program.close)
-            if specification.broker is not None and specification.broker_socket is not None:
+            if specification.broker is not None and specification.broker_socket_path is not None:
                 broker = LaunchSpec(**specification.broker)
-                program.broker = Broker(broker, _listen(specification.broker_socket))
+                program.broker = Broker(broker, _listen(specification.broker_socket_path))
                 failing.callback(program.broker.listening.close)
             with contextlib.ExitStack() as writing:
                 limits = {
@@ -671,7 +671,7 @@ class Starter:
                 self._save(program)
             return
         is_bad = output.is_full or output.error is not None
-        if is_bad or program.slow_seconds >= MAX_SLOW_READ_SECONDS:
+        if is_bad or program.slow_read_cpu_seconds >= MAX_SLOW_READ_CPU_SECONDS:
             self._unwatch(pipe)
             self._notify_all(program)
 
@@ -801,8 +801,8 @@ def read_specification(directory: str) -> LaunchSpec:
     """Read the file `start` of a directory. Raises: OSError."""
     path = f"{directory}/start"
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-        content = file.read(MAX_START_BYTES + 1)
-    if len(content) > MAX_START_BYTES:
+        content = file.read(MAX_START_FILE_BYTES + 1)
+    if len(content) > MAX_START_FILE_BYTES:
         raise OSError(errno.E2BIG, os.strerror(errno.E2BIG), path)
     try:
         return LaunchSpec(**json.loads(content))
@@ -994,7 +994,7 @@ def enter_mount_namespace() -> str | None:
     return problem or None
 
 
-def open_socket(path: str) -> socket.socket:
+def open_listening_socket(path: str) -> socket.socket:
     """Listen at a path. Raises: SystemExit, if others may enter its directory; OSError."""
     directory = os.path.dirname(path) or "."
     status = os.stat(directory)
@@ -1081,7 +1081,7 @@ def main() -> None:
             raise SystemExit(1)
     hard = prepare_for_programs()
     try:
-        listening = open_socket(path)
+        listening = open_listening_socket(path)
     except OSError as error:
         raise SystemExit(
             f"{PROCESS_NAME}: {path}: cannot listen there: {error.strerror or error}; name"

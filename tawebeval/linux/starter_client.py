@@ -46,7 +46,7 @@ from tawebeval.linux.child import has_process_ended
 from tawebeval.linux.starter import LaunchSpec
 
 
-def collect_program(*modules: ModuleType) -> Mapping[str, bytes]:
+def collect_program_files(*modules: ModuleType) -> Mapping[str, bytes]:
     """Return the files of a program: `main()` of the first module, which imports the others.
 
     Called when the daemon begins: later its user may lack the permission to read the sources.
@@ -60,10 +60,10 @@ def collect_program(*modules: ModuleType) -> Mapping[str, bytes]:
 
 
 def pack_program(*modules: ModuleType) -> bytes:
-    """Return the archive of a program, of the files of `collect_program`."""
+    """Return the archive of a program, of the files of `collect_program_files`."""
     archive = io.BytesIO()
     with ZipFile(archive, "w") as file:
-        for name, content in collect_program(*modules).items():
+        for name, content in collect_program_files(*modules).items():
             file.writestr(ZipInfo(name), content)  # without the present time
     return archive.getvalue()
 
@@ -111,7 +111,7 @@ class ProgramState(msgspec.Struct, frozen=True):
     rusage: tuple[int | float, ...] | None = None  # so that counts stay integers
     is_output_complete: bool = False
     write_error: int | None = None
-    slow_read_seconds: float = 0.0
+    slow_read_cpu_seconds: float = 0.0
     broker_pid: int | None = None
     broker_error: str | None = None
     is_unknown: bool = False
@@ -250,7 +250,7 @@ class StarterClient:
         directory.mkdir(mode=0o700, exist_ok=True)
         launch = launch._replace(layers=list(map(str, layers)))
         content = json.dumps(launch.build_json_object()).encode()
-        if len(content) > starter.MAX_START_BYTES:
+        if len(content) > starter.MAX_START_FILE_BYTES:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with open(os.open(directory / "start", flags, 0o600), "wb") as file:
@@ -259,7 +259,7 @@ class StarterClient:
             answer, tops = self._call({"request": "start", "name": str(directory)})
         except TimeoutError:
             with contextlib.suppress(OSError):
-                self.forget_program_now(directory)
+                self.forget_program_blocking(directory)
             raise
         top = next(iter(tops), None)
         return StartedProgram(directory, answer["pid"], answer["start_time"], top)
@@ -297,7 +297,7 @@ class StarterClient:
         printed = b"".join((directory / name).read_bytes() for name in ("stdout", "stderr"))
         return os.waitstatus_to_exitcode(state.status), printed
 
-    def forget_program_now(self, directory: Path) -> None:
+    def forget_program_blocking(self, directory: Path) -> None:
         """Kill a program, and drop what the starter knows of it. Blocks. Raises: OSError."""
         self._call({"request": "forget", "name": str(directory)})
 

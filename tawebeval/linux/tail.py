@@ -35,7 +35,7 @@ from twisted.python.filepath import FilePath
 
 from tawebeval.deferreds import run_in_background
 from tawebeval.linux.child import STDERR, STDOUT, make_exit_reason
-from tawebeval.linux.starter import MAX_SLOW_READ_SECONDS
+from tawebeval.linux.starter import MAX_SLOW_READ_CPU_SECONDS
 from tawebeval.linux.starter_client import (
     STARTER_ENDED,
     ProgramState,
@@ -409,7 +409,7 @@ class TailedProcess:
             return
         self._state = state
         self.broker_pid = state.broker_pid
-        if state.slow_read_seconds >= MAX_SLOW_READ_SECONDS:
+        if state.slow_read_cpu_seconds >= MAX_SLOW_READ_CPU_SECONDS:
             self.on_slow_reads()
         if state.broker_error is not None:
             self.on_broker_error(state.broker_error)

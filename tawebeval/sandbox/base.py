@@ -34,7 +34,7 @@ from tawebeval.config import Configuration, LimitSettings, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.core.segi import add_tools_to_path
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
+from tawebeval.errors import EvaluationFailure, format_size, make_limit_failure
 from tawebeval.linux.cgroups import CgroupManager, EvaluationCgroup, ResourceUsage
 from tawebeval.linux.child import kill_processes_below
 from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds, send_signal
@@ -135,13 +135,13 @@ log = Logger()
 def build_cpu_limit_failure(limits: LimitSettings) -> EvaluationFailure:
     """Return the error of a run over its processor time."""
     what = f"used over {limits.cpu} seconds of processor time"
-    return build_limit_failure("cpu", "cpu", what, limits.cpu)
+    return make_limit_failure("cpu", "cpu", what, limits.cpu)
 
 
 def build_disk_limit_failure(limits: LimitSettings) -> EvaluationFailure:
     """Return the error of a run over its disk space."""
     what = f"wrote over {format_size(limits.disk)} to the disk"
-    return build_limit_failure("disk", "disk", what, limits.disk)
+    return make_limit_failure("disk", "disk", what, limits.disk)
 
 
 class RunLimits:
@@ -254,7 +254,7 @@ class RunLimits:
                 return self._build_memory_failure()
             if "processes" in over:
                 what = f"started over {limits.processes} processes and threads"
-                return build_limit_failure("processes", "processes", what, limits.processes)
+                return make_limit_failure("processes", "processes", what, limits.processes)
             if self.cgroup.is_over_cpu_limit(limits.cpu, self._measure_cpu_seconds):
                 return build_cpu_limit_failure(limits)
         try:
@@ -267,10 +267,10 @@ class RunLimits:
             return build_disk_limit_failure(limits)
         if disk.file_count > self._most_files or disk.has_uncounted_deep_directories:
             what = f"made over {limits.disk_files} files and directories, or nested them too deeply"
-            return build_limit_failure("disk", "disk_files", what, limits.disk_files)
+            return make_limit_failure("disk", "disk_files", what, limits.disk_files)
         if final and disk.largest_file_bytes >= limits.file_size:
             what = f"wrote a file of {format_size(limits.file_size)}"
-            return build_limit_failure("file_size", "file_size", what, limits.file_size)
+            return make_limit_failure("file_size", "file_size", what, limits.file_size)
         if (
             final
             and self.is_disk_nearly_full
@@ -294,7 +294,7 @@ class RunLimits:
         what = f"used over {format_size(limit)} of memory"
         if self.cgroup is not None and (programs := self.cgroup.submission_peak_memory_bytes):
             what = f"and the submission's programs ({format_size(min(programs, limit))}) {what}"
-        return build_limit_failure("memory", "memory", what, limit)
+        return make_limit_failure("memory", "memory", what, limit)
 
     def _measure_cpu_seconds(self) -> float:
         """Return the processor time of all processes without cgroups, as far as /proc tells."""

@@ -40,10 +40,10 @@ from typing import Any, NamedTuple
 from tawebeval.linux.kernel_files import (
     PROGRAM_CGROUP_PREFIX,
     CgroupDirectory,
-    kill_and_remove,
+    kill_and_remove_cgroups,
     list_children,
     measure_cpu_seconds,
-    measure_largest_memory,
+    measure_largest_process_memory,
     prctl,
 )
 
@@ -375,7 +375,7 @@ class ProgramRun:
             wall = time.monotonic() - began
             return self._report(wall)
         finally:
-            kill_and_remove([self._cgroup])  # the evaluation's end removes what stays
+            kill_and_remove_cgroups([self._cgroup])  # the evaluation's end removes what stays
 
     def _start(self, blocking: int, nonce: str) -> int:
         # The filters with file offsets of their own; and a pipe's both ends, so that it has no end
@@ -517,7 +517,7 @@ class ProgramRun:
         if wall < first:
             return first - wall, None
         if not self._cgroup.is_used:
-            self._held = max(self._held, measure_largest_memory(child))
+            self._held = max(self._held, measure_largest_process_memory(child))
             if self._held > self._memory:
                 self._held = self._memory
                 return 0, "memory"

@@ -461,7 +461,7 @@ class BubblewrapRun(SandboxedRun):
             rlimits=rlimits,
             has_own_process_limit=True,
             broker=self._make_broker_spec(system),
-            broker_socket=str(runner),
+            broker_socket_path=str(runner),
         )
 
     def _make_broker_spec(self, system: SystemView) -> LaunchSpec:
@@ -527,7 +527,7 @@ class BubblewrapRun(SandboxedRun):
         So do the programs of the submission.
         """
         told = re.search(rb'"child-pid": (\d+)', self._told())
-        if told and kernel_files.has_process(int(told[1])):
+        if told and kernel_files.is_pid_in_use(int(told[1])):
             pid, starter = int(told[1]), self._trees.starter.pid
             await self._trees.run_in_thread(partial(kill_adopted_process, pid, starter))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.linux.filetree import get_disk_bytes, open_directory
+from tawebeval.linux.filetree import get_disk_bytes, open_listable_directory
 
 # Levels of directories, each of which takes a descriptor. Deeper trees are made to do harm.
 _DEEPEST = 100
@@ -112,7 +112,7 @@ class _DiskCount:
         for name in below:
             self.usage.inspection_count += 1
             with _ignore_missing():
-                inner = open_directory(name, directory)
+                inner = open_listable_directory(name, directory)
                 try:
                     self.add_directory(inner, depth + 1)
                 finally:

@@ -26,7 +26,7 @@ import attrs
 from tawebeval.config import EnvironmentSettings
 from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME
 from tawebeval.errors import ConfigurationError, SetupProblem, format_size
-from tawebeval.linux.filetree import remove_tree, run_and_read_stderr_line
+from tawebeval.linux.filetree import remove_tree, run_command_read_stderr_line
 from tawebeval.sandbox.base import find_stored_root_digest
 from tawebeval.sandbox.bubblewrap import (
     ACCOUNT_FILES,
@@ -137,9 +137,9 @@ def import_root(archive: Path, store: Path, min_free_bytes: int) -> ImportedRoot
         root.mkdir()
         _extract(archive, staging, root, min_free_bytes)
         # Nobody but the daemon's user may write, and nothing runs as its owner.
-        run_and_read_stderr_line("/bin/chmod", "-R", "u=rwX,go=rX", "--", root)
+        run_command_read_stderr_line("/bin/chmod", "-R", "u=rwX,go=rX", "--", root)
         warnings = _finish_root(root)
-        run_and_read_stderr_line("/bin/sync", "-f", "--", root)
+        run_command_read_stderr_line("/bin/sync", "-f", "--", root)
         root.rename(target)
     finally:
         remove_tree(staging)

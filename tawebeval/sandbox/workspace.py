@@ -40,7 +40,7 @@ from twisted.internet.protocol import ProcessProtocol
 
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
-from tawebeval.linux.filetree import copy_tree, is_passing_error, remove_tree
+from tawebeval.linux.filetree import copy_tree, is_transient_error, remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
     StartedProgram,
@@ -364,9 +364,9 @@ class WritableTrees:
         """
         if self._client is not None:
             try:
-                self._client.forget_program_now(workspace.output_directory)
+                self._client.forget_program_blocking(workspace.output_directory)
             except OSError as error:
-                if is_passing_error(error) or error.errno in (errno.ENOBUFS, errno.ETIMEDOUT):
+                if is_transient_error(error) or error.errno in (errno.ENOBUFS, errno.ETIMEDOUT):
                     raise  # otherwise the starter, or the program, has ended
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ from tawebeval.linux.starter_client import (
     ProgramState,
     StartedProgram,
     StateListener,
-    collect_program,
+    collect_program_files,
 )
 from tawebeval.linux.tail import TailContext, TailedProcess
 from tawebeval.sandbox.base import (
@@ -86,7 +86,7 @@ _PAUSE = 0.1  # between two looks at a file, as a part of the time since the las
 _OUTPUTS = ("stdout", "stderr")
 _STDERR_TAIL = 8 * 1024  # bytes of srun's stderr that are read
 _SRUN_OUTPUT_BYTES = 2**20  # of srun's own stdout, and of its stderr, that are stored
-_PROGRAM = collect_program(node, kernel_files, starter)
+_PROGRAM = collect_program_files(node, kernel_files, starter)
 
 log = Logger()
 
@@ -690,7 +690,7 @@ class SlurmRun(BubblewrapRun):
         if not self._is_over:
             self._is_over = True
             with suppress(OSError):  # srun has ended
-                self._trees.starter.forget_program_now(self.workspace.root)
+                self._trees.starter.forget_program_blocking(self.workspace.root)
             self._sandbox.reactor.callFromThread(self._unfollow)
         self.run_limits.close()
 

@@ -132,7 +132,7 @@ class ProblemDocuments:
         if problem.statement:
             source = self._context.checkout_source
             repository = Repository(problem.repository, problem.branch or None)
-            async with self._context.fetch_slots.take_turn(_READERS):
+            async with self._context.fetch_slots.hold_slot(_READERS):
                 oid = problem.commit.lower() or await source.resolve_branch(repository, caller)
                 checkout = await source.check_out_commit(repository, oid, caller)
             try:

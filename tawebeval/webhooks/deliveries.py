@@ -41,13 +41,13 @@ from tawebeval.deferreds import (
     FairQueue,
     run_in_background,
 )
-from tawebeval.errors import ForbiddenHost, InvalidField, format_size
+from tawebeval.errors import ForbiddenURLHost, InvalidField, format_size
 from tawebeval.linux.privileges import ReloadableFiles, find_secret_file
 from tawebeval.pinned_agent import (
     BytesProducer,
     CachedPolicyForHTTPS,
     CheckedResolver,
-    LookupUnanswered,
+    LookupFailed,
     PinnedAgent,
     RequestFailed,
     Resolver,
@@ -100,7 +100,7 @@ class WebhookSender:
     _time: Callable[[], float]
 
     def check_url(self, url: str) -> None:
-        """Check the URL without a look-up. Raises: ForbiddenHost."""
+        """Check the URL without a look-up. Raises: ForbiddenURLHost."""
         self._resolver.check_host(parse_callback_url(url))
 
     async def post_document(
@@ -123,9 +123,9 @@ class WebhookSender:
         target = parse_callback_url(url)
         try:
             addresses = await self._resolver.find_addresses(target, caller=caller)
-        except ForbiddenHost as error:
+        except ForbiddenURLHost as error:
             return AttemptResult(RequestOutcome.REFUSED, str(error))
-        except (UnknownHost, LookupUnanswered) as error:
+        except (UnknownHost, LookupFailed) as error:
             return AttemptResult(RequestOutcome.RETRY, str(error))
         client = HTTPClient(self._agent(target, addresses), data_to_body_producer=BytesProducer)
         try:
@@ -245,7 +245,7 @@ class CallbackQueue:
             )
         try:
             self._sender.check_url(url)
-        except ForbiddenHost as error:
+        except ForbiddenURLHost as error:
             raise InvalidField(_FIELD, str(error)) from None
         return CallbackRecord(url, caller)
 

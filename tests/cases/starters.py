@@ -103,7 +103,7 @@ class StarterCase(TestCase):
     def forget_programs(self) -> None:
         with suppress(OSError):  # the starter has ended
             for name in self.client.list_programs():
-                self.client.forget_program_now(name)
+                self.client.forget_program_blocking(name)
 
 
 class Keeping(ProcessProtocol):

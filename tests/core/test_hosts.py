@@ -22,7 +22,7 @@ from tawebeval.core.hosts import (
     parse_server_address,
     resolve_git_remote,
 )
-from tawebeval.errors import ForbiddenHost, MalformedRequest
+from tawebeval.errors import ForbiddenURLHost, MalformedRequest
 
 PUBLIC = [
     "8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "2002:808:808::",
@@ -124,7 +124,7 @@ class PolicyTests(SynchronousTestCase):
             if target.ip_address is None:
                 chosen = policy.choose_addresses(target, [ip_address(text) for text in addresses])
                 self.assertEqual(chosen[0], ip_address(addresses[0]))
-        except ForbiddenHost as error:
+        except ForbiddenURLHost as error:
             self.assertIn(target.host, str(error))
             return str(error)
         return ""

@@ -58,7 +58,7 @@ from tests.fakes.world import FakeNotifier, InlineThreads, straw
 class ServiceTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.dropped = 0
-        self.patch(assembly, "drop_privileges", self.drop_privileges)
+        self.patch(assembly, "drop_capabilities", self.drop_capabilities)
         root = Path(self.mktemp()).resolve()
         environment = {"STATE_DIRECTORY": f"{root}/s", "CACHE_DIRECTORY": f"{root}/c"}
         self.directories: DaemonDirectories = open_directories(environment, straw())
@@ -71,7 +71,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(WorkerThreads, "run_in_thread", InlineThreads.run_in_thread)
         self.close_databases = close_databases_at_end(self)
 
-    def drop_privileges(self) -> None:
+    def drop_capabilities(self) -> None:
         """Count, for the tests' own process keeps its rights."""
         self.dropped += 1
 

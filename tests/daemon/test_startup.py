@@ -134,8 +134,10 @@ class StartupTests(SynchronousTestCase):
         strays = [EVALUATIONS / "stray" / "output", Path("/elsewhere/x")]
         self.parts.list_programs.return_value = (kept, *strays)
         self.make().startService()
-        self.assertEqual(self.done, [*BEGUN, *["forget_program_now"] * 2, *STARTED[len(BEGUN) :]])
-        self.assertEqual(self.parts.forget_program_now.call_args_list, list(map(call, strays)))
+        self.assertEqual(
+            self.done, [*BEGUN, *["forget_program_blocking"] * 2, *STARTED[len(BEGUN) :]]
+        )
+        self.assertEqual(self.parts.forget_program_blocking.call_args_list, list(map(call, strays)))
         (groups,) = self.parts.remove_other_evaluation_cgroups.call_args.args
         self.assertEqual(set(groups), {"evaluation-a"})
         self.parts.kill.assert_called_once_with(REPOSITORIES)  # the starter has the evaluators

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings, SandboxSettings
 from tawebeval.daemon.startup import STARTER_SOCKET_VARIABLE, describe_starter_limits, open_starter
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.starter import PROGRAM_DESCRIPTORS, RESERVED_DESCRIPTORS
+from tawebeval.linux.starter import MAX_DESCRIPTORS_PER_PROGRAM, RESERVED_DESCRIPTORS
 from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
 from tests.cases.starters import StarterProcess
 
@@ -67,7 +67,7 @@ class SettingTests(SynchronousTestCase):
         return list(map(str, describe_starter_limits(SMALL, client)))
 
     def test_starter_needs_descriptors_for_running_evaluations(self) -> None:
-        wanted = 10 * PROGRAM_DESCRIPTORS + RESERVED_DESCRIPTORS
+        wanted = 10 * MAX_DESCRIPTORS_PER_PROGRAM + RESERVED_DESCRIPTORS
         for there in (wanted, wanted - 1):
             resource.prlimit(self.starter.pid, resource.RLIMIT_NOFILE, (there, there))
             said, _ = self.describe("")
@@ -99,7 +99,7 @@ class DoctorTests(DoctorTestCase):
         ]
         self.assertIn("evaluations outlive the daemon", said)
         resource.prlimit(starter.pid, resource.RLIMIT_NOFILE, (300, 300))
-        wanted = 10 * PROGRAM_DESCRIPTORS + RESERVED_DESCRIPTORS
+        wanted = 10 * MAX_DESCRIPTORS_PER_PROGRAM + RESERVED_DESCRIPTORS
         remedy = f"-> set LimitNOFILE={wanted} in tawebeval-starter.service"
         words = "descriptors: 300 allowed", remedy
         self.check("starter", WEAKER, *words, settings=settings)

@@ -52,7 +52,7 @@ class MakeServiceTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.patch(tap, "check_user_and_locale", lambda: None)
-        self.patch(assembly, "drop_privileges", lambda: None)
+        self.patch(assembly, "drop_capabilities", lambda: None)
         self.reactor = MemoryReactorClock()
         environment = {"STATE_DIRECTORY": f"{self.root}/s", "CACHE_DIRECTORY": f"{self.root}/c"}
         self.patch(os, "environ", environment)

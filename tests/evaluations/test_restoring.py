@@ -26,7 +26,7 @@ from tawebeval.errors import (
     ServerBusy,
     ServerStopping,
     StoreError,
-    build_limit_failure,
+    make_limit_failure,
 )
 from tawebeval.evaluations import eventlog, service
 from tawebeval.evaluations.service import ReceivedForm
@@ -269,7 +269,7 @@ class RunningTests(RestoringTestCase):
         assert run is not None
         self.registry.hand_over_evaluations()
         asked = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
-        run.stop(build_limit_failure("memory", "memory", "used over 1 MiB of memory", 2**20))
+        run.stop(make_limit_failure("memory", "memory", "used over 1 MiB of memory", 2**20))
         self.world.turn()
         self.assertNoResult(asked)
         self.assertEqual(child.signals, [])
@@ -355,7 +355,7 @@ class RunningTests(RestoringTestCase):
             identifier, child = self.start(b"one\n")
             patch = self.patch(FakeStore, "flush", lambda store, stored=stored: stored)
             if failed:
-                self.world.sandbox.last.run_limits.over = build_limit_failure(
+                self.world.sandbox.last.run_limits.over = make_limit_failure(
                     "memory", "memory", "used over 1 MiB of memory", 2**20
                 )
             self.finish(child, 9 if failed else 0)
@@ -385,7 +385,7 @@ class RunningTests(RestoringTestCase):
     def test_end_stored_before_a_kill_is_delivered_after_the_restart(self) -> None:
         identifier, child = self.start(b"one\n")
         self.patch(FakeStore, "flush", lambda store: Deferred())
-        self.world.sandbox.last.run_limits.over = build_limit_failure(
+        self.world.sandbox.last.run_limits.over = make_limit_failure(
             "memory", "memory", "used over 1 MiB of memory", 2**20
         )
         self.finish(child, 9)

@@ -13,7 +13,7 @@ from hypothesis import given
 from tawebeval.config import LimitSettings
 from tawebeval.core import segi
 from tawebeval.core.segi import PrintedFile, SegiParser
-from tawebeval.errors import EvaluationFailure, FailureReason, build_limit_failure
+from tawebeval.errors import EvaluationFailure, FailureReason, make_limit_failure
 from tawebeval.evaluations.run import PARTIAL_LINE_DELAY
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups import ResourceUsage
@@ -152,7 +152,7 @@ class StopTests(RunTestCase):
     def test_limit_exceeded_in_the_grace_time_sends_sigkill(self) -> None:
         self.run_.stop(CANCELLED)
         for _ in range(2):  # each look tells of it
-            self.run_.stop(build_limit_failure("disk", "disk", "bytes", 7))
+            self.run_.stop(make_limit_failure("disk", "disk", "bytes", 7))
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL])
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
@@ -169,7 +169,7 @@ class StopTests(RunTestCase):
     def test_exited_process_gets_no_signal(self) -> None:
         self.child.exit(0)
         self.run_.stop(CANCELLED)
-        self.run_.stop(build_limit_failure("memory", "memory", "bytes", 7))
+        self.run_.stop(make_limit_failure("memory", "memory", "bytes", 7))
         self.child.close()
         self.assert_over(status=0)
         # What it has left was killed at the exit; later its PID may be that of another process.
@@ -228,7 +228,7 @@ class LimitTests(RunTestCase):
     limits = LimitSettings(wall_clock=10, cpu=5)
 
     def test_end_is_explained_by_the_limit_that_was_exceeded(self) -> None:
-        disk, memory = (build_limit_failure(name, name, "bytes", 7) for name in ("disk", "memory"))
+        disk, memory = (make_limit_failure(name, name, "bytes", 7) for name in ("disk", "memory"))
         cut, too_large, killed = ({"signal": number} for number in (24, 25, 9))
         for over, cpu, end, reason in (
             (None, 5.1, cut, "cpu"),
@@ -255,7 +255,7 @@ class LimitTests(RunTestCase):
                 self.assertEqual(self.failure.extra_members["signal"], signal.SIGXCPU)
 
     def test_run_with_lost_output_fails_for_the_disk_limit_if_over_that_limit(self) -> None:
-        over = build_limit_failure("disk", "free_disk", "the disk is full", 7)
+        over = make_limit_failure("disk", "free_disk", "the disk is full", 7)
         for found, reason in ((over, "disk"), (None, "lost")):
             self.setUp()
             self.sandboxed.run_limits.over = found
@@ -289,7 +289,7 @@ class LimitTests(RunTestCase):
 
     def test_sandbox_that_a_limit_kept_from_starting_fails_for_that_limit(self) -> None:
         self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
-        self.sandboxed.run_limits.over = build_limit_failure(
+        self.sandboxed.run_limits.over = make_limit_failure(
             "processes", "processes", "processes", 2
         )
         self.child.end(status=1)

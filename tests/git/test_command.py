@@ -408,7 +408,7 @@ class VersionTests(SynchronousTestCase):
         folder.mkdir()
         (folder / "git").write_text(f"#!/bin/sh\n{script}\n")
         (folder / "git").chmod(0o755)
-        self.patch(command, "GIT_PATH_VARIABLE", str(folder))
+        self.patch(command, "GIT_SEARCH_PATH", str(folder))
 
     def test_2_37_and_later_versions_are_accepted(self) -> None:
         for version in ("2.37.0", "2.37.0-rc1", "2.39.5 (Apple Git-154)", "2.100.1", "3.0"):
@@ -426,7 +426,7 @@ class VersionTests(SynchronousTestCase):
             (None, "git does not run"),
         ):
             if script is None:
-                self.patch(command, "GIT_PATH_VARIABLE", "/nonexistent")
+                self.patch(command, "GIT_SEARCH_PATH", "/nonexistent")
             else:
                 self.install(script)
             error = self.assertRaises(ConfigurationError, command.check_git_version)

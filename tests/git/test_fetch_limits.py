@@ -84,7 +84,7 @@ class InspectionTests(SynchronousTestCase):
             ((b"said\0",), 1, True),
             ((b"\0",), 2, False),
         ):
-            self.assertEqual(self.feed(*chunks, before=before).has_begun(), expected)
+            self.assertEqual(self.feed(*chunks, before=before).has_inspection_begun(), expected)
 
     def test_malformed_output_of_git_log_or_ls_tree_gives_no_commit(self) -> None:
         for chunks, before in (((), 0), ((LINE,), 0), ((b"\0", LINE), 1), ((b"\0",), 0)):

@@ -106,7 +106,7 @@ os.initgroups = os.setresgid = os.setresuid = lambda *_: None
 os.environ["SENTRY_DSN"] = "http://a@127.0.0.1:1/1"
 os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:1"
 os.environ["OTEL_BSP_SCHEDULE_DELAY"] = "10"
-privileges.switch_user(pwd.getpwnam("nobody"))
+privileges.set_process_user(pwd.getpwnam("nobody"))
 before = set(sys.modules)
 from tawebeval.daemon.logging import open_error_reports
 from tawebeval.evaluations.traces import EvaluationTracer
@@ -148,8 +148,8 @@ class ExecutionTests(SynchronousTestCase):
 
 _DROP = """
 import json, os, subprocess, sys
-from tawebeval.linux.privileges import drop_privileges
-drop_privileges()
+from tawebeval.linux.privileges import drop_capabilities
+drop_capabilities()
 status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines())
 names = ("CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")
 print(json.dumps([int(status[name], 16) for name in names] + [os.stat("/proc/self/mem").st_uid]))

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.linux.kernel_files import (
     list_descendants,
     measure_cpu_seconds,
-    measure_largest_memory,
+    measure_largest_process_memory,
     read_stat,
 )
 from tests.cases.patience import PATIENCE
@@ -70,6 +70,6 @@ class MeasureTests(SynchronousTestCase):
             deadline = time.monotonic() + PATIENCE
             while read_stat(one.pid)[0] != b"Z":
                 self.assertLess(time.monotonic(), deadline)
-            measured = measure_largest_memory(one.pid)
+            measured = measure_largest_process_memory(one.pid)
             one.kill()
         self.assertTrue(SIZE <= measured < 2 * SIZE, measured)

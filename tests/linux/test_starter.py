@@ -219,7 +219,7 @@ class StartTests(ProgramCase):
         thread.start()
         eventually(lambda: self.locate("hanging") in self.client.list_programs())
         self.assertEqual(self.run_program(sh("echo done")), (0, b"done\n"))
-        self.client.forget_program_now(self.locate("hanging"))
+        self.client.forget_program_blocking(self.locate("hanging"))
         thread.join(PATIENCE)
         self.assertEqual(self.noted, [errno.ECHILD])
         self.assertEqual(self.client.list_programs(), {self.locate()})
@@ -231,7 +231,7 @@ class StartTests(ProgramCase):
             self.noted.append(error.errno)
 
     def test_programs_without_free_descriptors_are_refused(self) -> None:
-        few = StarterProcess(starter.RESERVED_DESCRIPTORS + 2 * starter.PROGRAM_DESCRIPTORS)
+        few = StarterProcess(starter.RESERVED_DESCRIPTORS + 2 * starter.MAX_DESCRIPTORS_PER_PROGRAM)
         self.addCleanup(few.stop)
         client = few.connect()
         self.addCleanup(client.close)
@@ -239,7 +239,7 @@ class StartTests(ProgramCase):
             client.start_program(few.directory / name, sh("sleep 60"))
         error = self.assertRaises(OSError, client.start_program, few.directory / "c", sh(""))
         self.assertEqual(error.errno, errno.EMFILE)
-        client.forget_program_now(few.directory / "a")
+        client.forget_program_blocking(few.directory / "a")
         client.start_program(few.directory / "c", sh(""))
         self.assertEqual(client.wait_for_program(few.directory / "c", PATIENCE)[0], 0)
 
@@ -311,8 +311,8 @@ while True:
         )
         self.client.start_program(self.locate(), launch)
         connection, seconds = self.open_connection(b'{"request": "attach"}'), 0.0
-        while seconds < starter.MAX_SLOW_READ_SECONDS:
-            seconds = json.loads(connection.recv(65536))["slow_read_seconds"]
+        while seconds < starter.MAX_SLOW_READ_CPU_SECONDS:
+            seconds = json.loads(connection.recv(65536))["slow_read_cpu_seconds"]
         size = (self.locate() / "stdout").stat().st_size
         time.sleep(0.05)
         self.assertEqual((self.locate() / "stdout").stat().st_size, size)
@@ -395,7 +395,7 @@ class ClientTests(ProgramCase):
             b'{"argv": [], "unknown": 1}',
             b"{}",
             b'{"argv": ["/bin/true"], "descriptors": [{}]}',
-            b" " * (starter.MAX_START_BYTES + 1),
+            b" " * (starter.MAX_START_FILE_BYTES + 1),
         ):
             (self.locate() / "start").write_bytes(content)
             with self.assertRaises(OSError, msg=content[:40]):
@@ -434,9 +434,9 @@ class ClientTests(ProgramCase):
     def test_calls_use_a_connection_again_but_not_after_a_failure(self) -> None:
         self.client.start_program(self.locate(), sh("sleep 60"))
         (kept,) = self.client._idle
-        self.client.forget_program_now(self.locate())
+        self.client.forget_program_blocking(self.locate())
         self.assertEqual(self.client._idle, [kept])
-        self.assertRaises(OSError, self.client.forget_program_now, self.locate())
+        self.assertRaises(OSError, self.client.forget_program_blocking, self.locate())
         self.assertEqual((self.client._idle, kept.fileno()), ([], -1))
 
     def test_list_has_running_and_ended_programs(self) -> None:
@@ -558,7 +558,7 @@ class BrokerTests(ProgramCase):
         )
         path = self.locate("runner")
         started = self.client.start_program(
-            self.locate(), sh(command, broker=broker, broker_socket=str(path)), layers
+            self.locate(), sh(command, broker=broker, broker_socket_path=str(path)), layers
         )
         assert started.overlay_descriptor is not None
         os.close(started.overlay_descriptor)
@@ -597,7 +597,7 @@ class BrokerTests(ProgramCase):
             while self.look().broker_error is None:
                 pass
             self.assertIn("none", (self.locate() / "broker-stderr").read_text())
-            self.client.forget_program_now(self.locate())
+            self.client.forget_program_blocking(self.locate())
             for name in ("lower", "upper", "work"):
                 remove_tree(self.locate(name))
 

@@ -288,7 +288,7 @@ class PlayedTests(SynchronousTestCase):
         process, told = self.connect(), []
         process.on_slow_reads = lambda: told.append("slow")
         for seconds in (0.2, 0.5):
-            self.tell(slow_read_seconds=seconds)
+            self.tell(slow_read_cpu_seconds=seconds)
         self.assertEqual(told, ["slow"])
 
     def test_process_has_the_pid_or_the_error_of_the_broker(self) -> None:

@@ -208,7 +208,9 @@ class BrokerTests(BubblewrapTestCase):
         broker = self.trees.launched[-1].broker
         self.assertEqual(broker.procs_files, ["/cgroup/a"])
         self.assertEqual((broker.niceness, broker.environment), (10, {}))
-        self.assertEqual(self.trees.launched[-1].broker_socket, str(self.workspace.root / "runner"))
+        self.assertEqual(
+            self.trees.launched[-1].broker_socket_path, str(self.workspace.root / "runner")
+        )
 
     def test_broker_gets_its_program_its_configuration_and_the_socket(self) -> None:
         broker = self.launch.broker
@@ -295,7 +297,7 @@ class SignalTests(BubblewrapTestCase):
         waited: list[object] = []
         self.patch(module, "kill_adopted_process", lambda *given: waited.append(given))
         lives = [False, True]
-        self.patch(kernel_files, "has_process", lambda pid: lives.pop())
+        self.patch(kernel_files, "is_pid_in_use", lambda pid: lives.pop())
         self.cell.run_limits.first_process = self.child
         self.status_file.write_bytes(CHILD)
         for _ in range(2):

@@ -20,7 +20,7 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.linux.filetree import open_directory
+from tawebeval.linux.filetree import open_listable_directory
 from tawebeval.sandbox import disk as module
 from tawebeval.sandbox.disk import DiskMeter, DiskUsage
 from tests.fakes.children import NO_PROCESS
@@ -172,7 +172,7 @@ class DepthTests(DiskTestCase):
         self.dig(3)
         for error in (errno.EMFILE, errno.ENFILE):
             for name, place in (
-                ("open_directory", module),
+                ("open_listable_directory", module),
                 ("stat", os),
                 ("listdir", os),
                 ("scandir", os),
@@ -200,7 +200,7 @@ class DepthTests(DiskTestCase):
 class RaceTests(DiskTestCase):
     def test_replaced_directories_are_not_entered(self) -> None:
         self.write(self.beside / "big", 50)
-        opened, sub = open_directory, self.top / "sub"
+        opened, sub = open_listable_directory, self.top / "sub"
         for number, make in enumerate(
             (partial(sub.symlink_to, self.beside), partial(os.mkfifo, sub), lambda: None)
         ):
@@ -211,7 +211,7 @@ class RaceTests(DiskTestCase):
                     make()
                 return opened(entry, parent)
 
-            self.patch(module, "open_directory", racing)
+            self.patch(module, "open_listable_directory", racing)
             sub.unlink(missing_ok=True)
             sub.mkdir()
             (self.top / f"other{number}").mkdir()

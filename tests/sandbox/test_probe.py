@@ -229,7 +229,7 @@ class StartingTrees(FakeTrees):
         return self.real.start_program(workspace.output_directory, launch)
 
     def forget_program(self, workspace: Workspace) -> None:
-        self.real.forget_program_now(workspace.output_directory)
+        self.real.forget_program_blocking(workspace.output_directory)
 
 
 class TreesTests(SandboxesTestCase):

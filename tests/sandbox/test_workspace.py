@@ -317,7 +317,7 @@ class ForgettingTests(TreesTestCase):
             def fail(directory: Path, number: int | None = number) -> None:
                 raise OSError(number, "why")
 
-            trees._client = SimpleNamespace(forget_program_now=fail)  # type: ignore[assignment]
+            trees._client = SimpleNamespace(forget_program_blocking=fail)  # type: ignore[assignment]
             raised = self.assertRaises(OSError) if is_raised else nullcontext()
             with raised as caught:
                 trees.forget_program(workspace)

@@ -71,7 +71,7 @@ class FakeStarter:
     def forget_program(self, directory: Path) -> None:
         self.forgotten.append(directory)
 
-    forget_program_now = forget_program
+    forget_program_blocking = forget_program
 
 
 class FakeCommands:
@@ -215,7 +215,7 @@ class StartTests(JobCase):
         self.assertTrue(argv.endswith(" /bin/sh -c ./run"))
         broker = LaunchSpec(**launch.broker)
         self.assertEqual(broker.argv[0], "/usr/bin/python3")
-        self.assertEqual(launch.broker_socket, f"{self.job.root}/runner")
+        self.assertEqual(launch.broker_socket_path, f"{self.job.root}/runner")
         self.assertEqual((list(launch.procs_files), list(broker.procs_files)), ([], []))
         limits = LimitSettings()
         bounds = (launch.stdout_limit, launch.stderr_limit)

@@ -41,7 +41,7 @@ class NodeJobTests(SynchronousTestCase):
             "argv": argv,
             "directory": str(self.directory),
             "broker": broker,
-            "broker_socket": str(self.directory / "runner"),
+            "broker_socket_path": str(self.directory / "runner"),
         }
         (self.directory / "output" / "start").write_text(json.dumps(content))
 

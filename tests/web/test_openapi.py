@@ -218,7 +218,7 @@ class RouteTests(WebTestCase):
     def test_every_status_of_a_refusal_is_described(self) -> None:
         told = {status for _, _, operation in operations() for status in operation["responses"]}
         for refusal, status in messages.ERROR_STATUSES.items():
-            if refusal not in (errors.UnknownMethod, errors.ResourceMoved):  # of no operation
+            if refusal not in (errors.UnknownHTTPMethod, errors.ResourceMoved):  # of no operation
                 self.assertIn(str(status.value), told)
 
     def test_answer_to_options_is_described(self) -> None:

@@ -19,7 +19,7 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings
-from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
+from tawebeval.errors import ConfigurationError, ForbiddenURLHost, InvalidField
 from tawebeval.webhooks import deliveries
 from tawebeval.webhooks.deliveries import (
     DELIVERY_OVERHEAD_BYTES,
@@ -59,7 +59,7 @@ class FakeSender:
 
     def check_url(self, url: str) -> None:
         if self.forbidden:
-            raise ForbiddenHost("the host is forbidden")
+            raise ForbiddenURLHost("the host is forbidden")
 
     async def post_document(
         self, url: str, headers: dict[str, str], body: bytes, caller: str

@@ -41,7 +41,7 @@ from zope.interface import implementer
 from tawebeval.config import CallbackSettings
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.deferreds import FairQueue
-from tawebeval.errors import ForbiddenHost
+from tawebeval.errors import ForbiddenURLHost
 from tawebeval.pinned_agent import (
     MAX_RESPONSE_BYTES,
     CachedPolicyForHTTPS,
@@ -406,7 +406,7 @@ class OpenTests(SynchronousTestCase):
             ("1.1.1.1", "callbacks.allow_hosts"),
             ("10.1.0.1", "callbacks.private_networks"),
         ):
-            error = self.assertRaises(ForbiddenHost, sender.check_url, f"http://{host}/")
+            error = self.assertRaises(ForbiddenURLHost, sender.check_url, f"http://{host}/")
             self.assertIn(word, str(error))
         for host in ("8.8.8.8", "10.0.0.1"):
             sender.check_url(f"http://{host}/")

@@ -33,7 +33,7 @@ from tawebeval.errors import (
     HeaderTooLarge,
     MalformedRequest,
     TargetTooLong,
-    UnknownMethod,
+    UnknownHTTPMethod,
     format_size,
 )
 from tawebeval.sandbox.workspace import derive_log_pseudonym
@@ -125,10 +125,10 @@ def parse_query(query: bytes) -> Mapping[bytes, Sequence[bytes]]:
 def check_method_and_path(method: bytes, path: bytes) -> None:
     """Refuse what Twisted or Klein answer in HTML, or take for something else.
 
-    Raises: MalformedRequest, TargetTooLong, UnknownMethod.
+    Raises: MalformedRequest, TargetTooLong, UnknownHTTPMethod.
     """
     if method != method.upper():  # which Klein would take for that in upper case
-        raise UnknownMethod(
+        raise UnknownHTTPMethod(
             f"method {method.decode('latin-1')!r:.40}: methods are case-sensitive;"
             f" send {method.upper().decode('latin-1'):.40}"
         )
@@ -265,7 +265,7 @@ PROBLEM_DETAILS_MEDIA_TYPE = b"application/problem+json"
 
 ERROR_STATUSES: dict[type[errors.RequestError], HTTPStatus] = {
     errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
-    errors.UnknownMethod: HTTPStatus.NOT_IMPLEMENTED,
+    errors.UnknownHTTPMethod: HTTPStatus.NOT_IMPLEMENTED,
     errors.InvalidField: HTTPStatus.BAD_REQUEST,
     errors.InvalidCursor: HTTPStatus.BAD_REQUEST,
     errors.ResourceMoved: HTTPStatus.PERMANENT_REDIRECT,
