@@ -46,7 +46,7 @@ from tawebeval.sandbox.base import (
     Sandbox,
     SandboxedRun,
 )
-from tawebeval.sandbox.workspace import Workspace, WritableTrees
+from tawebeval.sandbox.workspace import Workspace, WorkspaceLauncher
 from tests.fakes.files import MemoryEventFiles
 
 OUTPUT = b"".join(b"case %d: accepted\n" % number for number in range(20))
@@ -193,13 +193,15 @@ class SimulatedRunLimits(RunLimits):
     """Limits of a run that keeps all of them."""
 
     cgroup = first_process = None
-    disk_bytes = inspection_count = 0
+    disk_bytes = inspected_entry_count = 0
     free_disk_bytes = inf
 
     def __init__(self, settings: LimitSettings) -> None:
         self.settings = settings
 
-    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
+    def find_limit_failure(
+        self, final: bool = False, counts: bool = True
+    ) -> EvaluationFailure | None:
         """Return None."""
         return None
 
@@ -377,7 +379,7 @@ class SimulatedDaemon:
             sandbox=SimulatedSandbox(
                 configuration.limits,
                 CgroupManager({}),
-                WritableTrees(Path("/nonexistent")),
+                WorkspaceLauncher(Path("/nonexistent")),
                 self.adopt,
             ),
             limit_monitor=_Unwatched(),  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox.base import LimitMonitor, NoSandbox
-from tawebeval.sandbox.workspace import Workspace, WritableTrees
+from tawebeval.sandbox.workspace import Workspace, WorkspaceLauncher
 
 _CAPACITY = 4 * 1024 * 1024  # bytes of events in memory
 
@@ -72,13 +72,13 @@ def _measure(folder: Path) -> None:
     argv, total = arguments()
     threads = WorkerThreads.create(reactor, 4, "work")
     threads.start()
-    trees = WritableTrees(folder / "starter" / "socket")
-    trees.connect_starter()
-    trees.overlay_problem = "no tree is needed"
-    trees.attach(reactor, threads.run_in_thread, lambda: None)
+    launcher = WorkspaceLauncher(folder / "starter" / "socket")
+    launcher.connect_starter()
+    launcher.overlay_problem = "no tree is needed"
+    launcher.attach_reactor(reactor, threads.run_in_thread, lambda: None)
     configuration = Configuration(limits=LimitSettings(output=2**40))
     cgroups = CgroupManager({})
-    sandbox = NoSandbox(configuration.limits, cgroups, trees, folder)
+    sandbox = NoSandbox(configuration.limits, cgroups, launcher, folder)
     workspace = Workspace(folder / "evaluation")
     workspace.root.mkdir()
     checkout = Checkout(Commit("", ""), folder, lambda: None)
@@ -111,13 +111,13 @@ def _measure(folder: Path) -> None:
         lambda: None,
     )
     run.stopwatch = Stopwatch()
-    program = trees.starter.start_program(workspace.output_directory, LaunchSpec(argv, {}, "/"))
-    trees.connect_program(run, program)
+    program = launcher.starter.start_program(workspace.output_directory, LaunchSpec(argv, {}, "/"))
+    launcher.connect_program(run, program)
     run.run_ended.add_callback(lambda _: reactor.stop())
     reactor.run()
     assert run.failure is None, run.failure
     run.stopwatch.report(total)
-    trees.close()
+    launcher.close()
     threads.stop()
 
 

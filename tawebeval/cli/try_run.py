@@ -71,7 +71,7 @@ from tawebeval.linux.privileges import check_user_and_locale, drop_capabilities
 from tawebeval.sandbox.base import LimitMonitor
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
-from tawebeval.sandbox.workspace import Workspace, WritableTrees
+from tawebeval.sandbox.workspace import Workspace, WorkspaceLauncher
 from tawebeval_client.events import Page, parse_page
 
 Submission: TypeAlias = Mapping[str, str | bytes | Path]
@@ -296,7 +296,7 @@ def open_runner(
         made.callback(remove_tree, run_directory)
         accounts = run_directory / "accounts"
         threads = WorkerThreads.create(reactor, _THREADS, "work")
-        trees = WritableTrees(run_directory / "starter" / "socket")
+        launcher = WorkspaceLauncher(run_directory / "starter" / "socket")
         tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
         with _usage_errors():
             write_files(run_directory)
@@ -307,7 +307,7 @@ def open_runner(
                 generate_random_bytes=os.urandom,
                 worker_threads=threads,
                 checkout_source=FixedCheckout(checkout, tree_limits.check_tree),
-                sandbox=open_sandbox(configuration, accounts, cgroups, trees),
+                sandbox=open_sandbox(configuration, accounts, cgroups, launcher),
                 limit_monitor=LimitMonitor(reactor, threads, threads),
                 event_memory=EventMemory(configuration.buffers.total),
                 unread_events=make_unread_events_share(configuration.buffers.disk),
@@ -323,7 +323,7 @@ def open_runner(
         made.callback(context.sandbox.close)
         threads.start()
         made.callback(threads.stop)
-        trees.attach(reactor, threads.run_in_thread, lambda: None)
+        launcher.attach_reactor(reactor, threads.run_in_thread, lambda: None)
         yield LocalRunner(setup, context, run_directory)
 
 

@@ -90,7 +90,7 @@ from tawebeval.sandbox.probe import (
     open_sandbox,
     reprobe_sandbox,
 )
-from tawebeval.sandbox.workspace import WritableTrees
+from tawebeval.sandbox.workspace import WorkspaceLauncher
 from tawebeval.slurm.commands import SlurmCommands, check_shared_directory
 from tawebeval.slurm.job import SlurmSandbox
 from tawebeval.web.auth import Authentication, EvaluationLinks
@@ -120,7 +120,7 @@ class EvaluationService(Service):
 
     Its stop drains them, and no process of an evaluation outlives it; if they are lasting, they go
     on. `rows` are those of an earlier process, whose files are in the directory `uploads` until
-    they begin. `trees` has the connection to the starter.
+    they begin. `launcher` has the connection to the starter.
     """
 
     name = "evaluations"
@@ -129,7 +129,7 @@ class EvaluationService(Service):
     repositories: RepositoryCache
     _rows: Sequence[EvaluationDetails]
     _uploads: Path
-    _trees: WritableTrees
+    _launcher: WorkspaceLauncher
     _is_lasting: bool
     exit_status: int = attrs.field(default=0, init=False)  # of the process
 
@@ -150,7 +150,7 @@ class EvaluationService(Service):
     def _restore_evaluations(self) -> None:
         context, registry = self.context, self.registry
         threads = context.worker_threads
-        self._trees.attach(context.clock, threads.run_in_thread, self._on_starter_lost)
+        self._launcher.attach_reactor(context.clock, threads.run_in_thread, self._on_starter_lost)
         assert context.store is not None, "the daemon has one"
         # Also above the numbers of evaluations that are gone.
         now = int(context.read_wall_clock() * 1000)
@@ -164,7 +164,7 @@ class EvaluationService(Service):
     def evaluations_outlast_daemon(self) -> bool:
         """Whether evaluations go on when the daemon ends."""
         is_on_cluster = self.context.configuration.runner.kind == "slurm"
-        return self._is_lasting and (is_on_cluster or self._trees.starter.is_alive)
+        return self._is_lasting and (is_on_cluster or self._launcher.starter.is_alive)
 
     def _on_starter_lost(self) -> None:
         self.registry.stop_accepting_evaluations()
@@ -190,7 +190,7 @@ class EvaluationService(Service):
 
     async def _stop(self) -> bool:
         had_any = False
-        self._trees.starter.ignore_connection_loss()
+        self._launcher.starter.ignore_connection_loss()
         if self.evaluations_outlast_daemon:
             self.registry.hand_over_evaluations()
         else:
@@ -397,20 +397,20 @@ class ThreadPools:
 
 def open_lasting_starter(
     configuration: Configuration, directories: DaemonDirectories, cgroups: CgroupManager
-) -> tuple[WritableTrees, CgroupManager, bool]:
+) -> tuple[WorkspaceLauncher, CgroupManager, bool]:
     """Return what starts evaluators, their cgroups, and whether they outlive the daemon.
 
     `cgroups` are those of the daemon; the starter may have those of evaluators.
     """
-    trees, is_lasting = open_starter(configuration, os.environ, directories.state)
+    launcher, is_lasting = open_starter(configuration, os.environ, directories.state)
     if is_lasting:
-        for found in describe_starter_limits(configuration, trees.starter):
+        for found in describe_starter_limits(configuration, launcher.starter):
             if isinstance(found, SetupProblem):
                 log.warn("the starter's {problem}", problem=str(found))
-        if trees.starter.cgroups:
-            cgroups = open_starter_cgroups(cgroups, trees.starter.cgroups)
+        if launcher.starter.cgroups:
+            cgroups = open_starter_cgroups(cgroups, launcher.starter.cgroups)
     # A job of a cluster goes on without the daemon, its starter and srun.
-    return trees, cgroups, is_lasting or configuration.runner.kind == "slurm"
+    return launcher, cgroups, is_lasting or configuration.runner.kind == "slurm"
 
 
 @attrs.frozen
@@ -607,7 +607,7 @@ def build_daemon(
     store_thread = threads.make_threads(1, "store", abandons_running_calls=True)
     store = EvaluationStore.open(directories.state / STORE_NAME, store_thread, reactor)
     inherited = InheritedResources(store.load_live())
-    trees, cgroups, is_lasting = open_lasting_starter(configuration, directories, cgroups)
+    launcher, cgroups, is_lasting = open_lasting_starter(configuration, directories, cgroups)
     base = AssemblyContext(
         configuration=configuration,
         directories=directories,
@@ -618,7 +618,7 @@ def build_daemon(
         store=store,
         inherited=inherited,
         cgroups=cgroups,
-        sandbox=open_sandbox(configuration, directories.sandbox_files_directory, cgroups, trees),
+        sandbox=open_sandbox(configuration, directories.sandbox_files_directory, cgroups, launcher),
     )
 
     credentials_directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
@@ -649,7 +649,7 @@ def build_daemon(
 
     startup = StartupChecks(directories, cgroups, base.sandbox, threads.pools, inherited)
     evaluations = EvaluationService(
-        registry, repositories, inherited.rows, directories.uploads, trees, is_lasting=is_lasting
+        registry, repositories, inherited.rows, directories.uploads, launcher, is_lasting=is_lasting
     )
     daemon = Daemon(startup, evaluations, site, reactor, log_writer)
     reactor_lag = ReactorLag(reactor)

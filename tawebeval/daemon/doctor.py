@@ -68,7 +68,7 @@ from tawebeval.sandbox.probe import (
     find_sandbox_problems,
     open_sandbox,
 )
-from tawebeval.sandbox.workspace import WritableTrees
+from tawebeval.sandbox.workspace import WorkspaceLauncher
 from tawebeval.slurm.commands import check_cluster
 from tawebeval.web.auth import find_metrics_token_file, find_token_file, read_token_file
 from tawebeval.webhooks.signing import SECRETS_CREDENTIAL, read_signing_secrets
@@ -256,8 +256,8 @@ def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
         accounts = workspaces / "accounts"
         accounts.mkdir()
         write_sandbox_files(accounts)
-        trees = WritableTrees(workspaces / "starter" / "socket")
-        sandbox = open_sandbox(configuration, accounts, cgroups, trees)
+        launcher = WorkspaceLauncher(workspaces / "starter" / "socket")
+        sandbox = open_sandbox(configuration, accounts, cgroups, launcher)
         try:
             check_sandbox(sandbox, ProbeDirectories(checkouts, workspaces))
         finally:
@@ -308,7 +308,7 @@ def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
 
 
 def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
-    trees, is_lasting = open_starter(daemon.configuration, daemon.environment, Path())
+    launcher, is_lasting = open_starter(daemon.configuration, daemon.environment, Path())
     if not is_lasting:
         if daemon.configuration.runner.kind == "slurm":
             yield "evaluations outlive the daemon on their nodes"
@@ -317,9 +317,9 @@ def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
         return
     yield "evaluations outlive the daemon"
     try:
-        yield from describe_starter_limits(daemon.configuration, trees.starter)
+        yield from describe_starter_limits(daemon.configuration, launcher.starter)
     finally:
-        trees.close()
+        launcher.close()
 
 
 def _check_endpoints(daemon: ExaminedDaemon) -> Iterator[Finding]:

@@ -58,9 +58,9 @@ from tawebeval.linux.filetree import (
 from tawebeval.linux.privileges import check_owner
 from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.bubblewrap import remove_environment_init_files, write_sandbox_files
+from tawebeval.sandbox.bubblewrap import remove_shell_copies, write_sandbox_files
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems
-from tawebeval.sandbox.workspace import WritableTrees
+from tawebeval.sandbox.workspace import WorkspaceLauncher
 from tawebeval.web.auth import (
     Authentication,
     RateLimit,
@@ -231,7 +231,7 @@ def check_key_file(path: Path) -> None:
 
 def open_starter(
     configuration: Configuration, environment: Mapping[str, str], state: Path
-) -> tuple[WritableTrees, bool]:
+) -> tuple[WorkspaceLauncher, bool]:
     """Return what starts evaluators, and whether they outlive the daemon. Blocks.
 
     `state` is the state directory. Without a sandbox evaluations never outlive the daemon. Raises:
@@ -240,10 +240,10 @@ def open_starter(
     """
     path = environment.get(STARTER_SOCKET_VARIABLE, "")
     if not path or configuration.sandbox.kind == "none":
-        return WritableTrees(state / "starter" / "socket"), False
-    trees = WritableTrees(Path(path), is_own=False)
+        return WorkspaceLauncher(state / "starter" / "socket"), False
+    launcher = WorkspaceLauncher(Path(path), is_own=False)
     try:
-        client = trees.connect_starter()
+        client = launcher.connect_starter()
     except OSError as error:
         raise ConfigurationError(
             f"{STARTER_SOCKET_VARIABLE}: the starter does not answer: {error.strerror or error}",
@@ -253,9 +253,9 @@ def open_starter(
         with suppress(PermissionError):  # of another user
             daemon_limits.check_hard_limits(configuration.limits, client.pid)
     except ConfigurationError:
-        trees.close()
+        launcher.close()
         raise
-    return trees, True
+    return launcher, True
 
 
 def describe_starter_limits(
@@ -334,7 +334,7 @@ class StartupChecks(Service):
         try:
             self._remove_leftovers()
             if not self._inherited.job_names:  # a node may be about to show them
-                remove_environment_init_files(directories.sandbox_files_directory)
+                remove_shell_copies(directories.sandbox_files_directory)
             write_sandbox_files(directories.sandbox_files_directory)
             check_git_version()
         except OSError as error:
@@ -361,7 +361,7 @@ class StartupChecks(Service):
         Raises: OSError.
         """
         directories, inherited = self.directories, self._inherited
-        starter = self._sandbox.writable_trees.connect_starter()
+        starter = self._sandbox.workspace_launcher.connect_starter()
         programs = starter.list_programs()
         # A starter that is gone may have left what has hidden from it, of evaluations that end now.
         evaluators = () if programs else (directories.evaluations,)
@@ -389,7 +389,7 @@ class StartupChecks(Service):
         super().stopService()
         for threads in self._pools:
             threads.stop()
-        self._sandbox.writable_trees.close()
+        self._sandbox.workspace_launcher.close()
         self._cgroups.remove_all_cgroups()
 
 

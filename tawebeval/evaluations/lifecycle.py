@@ -330,7 +330,7 @@ async def clean_up(evaluation: Evaluation, request: bytes = b"") -> None:
                 workspace.take_over_upload(upload)
                 workspace.request_file.write_bytes(request)
             keep = keep and workspace.request_file.exists()
-            workspace.remove_evaluator_content(keep_submission=keep)
+            workspace.remove_all_but_output(keep_submission=keep)
             if upload is not None:
                 remove_tree(upload)
         details.has_kept_submission = keep

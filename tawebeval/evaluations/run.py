@@ -447,14 +447,14 @@ class Run(ProcessProtocol):
         limits = self.sandboxed.run_limits
         if self._process.lost_reason is not None and self.failure is None:
             # Its output may not have been stored because it has filled the disk itself.
-            self.failure = await self._ask(limits.check, True) or EvaluationFailure(
+            self.failure = await self._ask(limits.find_limit_failure, True) or EvaluationFailure(
                 "lost", f"the evaluator was lost: {self._process.lost_reason}"
             )
         try:
             self.exit_status = self.sandboxed.interpret_exit(status, number)
         except EvaluationFailure as error:
             # The limits of the run may be too low for the sandbox itself.
-            over = self.failure or await self._ask(limits.check, True)
+            over = self.failure or await self._ask(limits.find_limit_failure, True)
             self.failure = over or self._with_stderr(error)
         except OSError as error:  # such as EMFILE; the run has to end
             words = "{evaluation}: the evaluator's exit cannot be read: {error}"
@@ -468,7 +468,7 @@ class Run(ProcessProtocol):
         if self.failure is None and self.exit_status == EvaluatorExit(0):
             self.failure = limits.find_unnoticed_failure() or self._check_cpu()
         elif self.failure is None and self.exit_status is not None:
-            self.failure = await self._ask(limits.check, True)
+            self.failure = await self._ask(limits.find_limit_failure, True)
             if self.failure is None:
                 hint = await self._ask(
                     find_command_hint,

@@ -1,7 +1,7 @@
 """The client of `starter`, the process that starts programs and outlives the daemon.
 
 `StarterClient.start_program` and the other calls that block use connections that no other thread
-uses meanwhile, so that any thread may make them. From `attach` on, the reactor serves one
+uses meanwhile, so that any thread may make them. From `attach_reactor` on, the reactor serves one
 connection more, which brings notices of programs that end, and takes requests that are not
 answered.
 
@@ -331,7 +331,7 @@ class StarterClient:
 
     # In the reactor
 
-    def attach(self, reactor: Any, on_lost: Callable[[], object] = lambda: None) -> None:
+    def attach_reactor(self, reactor: Any, on_lost: Callable[[], object] = lambda: None) -> None:
         """Let the reactor serve a connection. `on_lost` is called once when the starter ends.
 
         Blocks. Raises: OSError.
@@ -350,7 +350,7 @@ class StarterClient:
     def watch_program(self, directory: Path, listener: StateListener) -> None:
         """Tell `listener` the state of a program soon, and whenever it changes.
 
-        `attach` was called before.
+        `attach_reactor` was called before.
         """
         if self._connection is None:
             self._reactor.callLater(0, listener, None)

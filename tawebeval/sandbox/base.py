@@ -45,12 +45,12 @@ from tawebeval.sandbox.disk import BLOCK_BYTES, DiskMeter
 from tawebeval.sandbox.workspace import (
     READ_ONLY_WORKSPACE_NAMES,
     Workspace,
+    WorkspaceLauncher,
     WorkspaceView,
-    WritableTrees,
 )
 
-LARGE_INSPECTION_COUNT = 5_000
-"""Inspections of a count from which on other runs do not wait for the run: some 50 ms."""
+LARGE_INSPECTED_ENTRY_COUNT = 5_000
+"""Inspected entries of a count from which on other runs do not wait for the run: some 50 ms."""
 
 SIGNIFICANT_DISK_USAGE_BYTES = 2**20
 """Bytes on the disk from which on a run matters to a nearly full disk."""
@@ -120,10 +120,10 @@ class RunnerStatus:
 class ResumableProcess:
     """The first process of a run that another process of the daemon has started.
 
-    `description` is that of `SandboxedRun.describe_for_resume`; stdout goes on at `stdout_offset`.
+    `resume_data` is that of `SandboxedRun.describe_for_resume`; stdout goes on at `stdout_offset`.
     """
 
-    description: Mapping[str, Any]
+    resume_data: Mapping[str, Any]
     pid: int
     start_time: int
     stdout_offset: int
@@ -147,8 +147,8 @@ def build_disk_limit_failure(limits: LimitSettings) -> EvaluationFailure:
 class RunLimits:
     """The limits of one run, for `LimitMonitor` and for the run's end.
 
-    While the run goes on, `check` is called in a thread. When all processes have ended,
-    `read_usage` is, and then `check(final=True)` after a failure, or else
+    While the run goes on, `find_limit_failure` is called in a thread. When all processes have
+    ended, `read_usage` is, and then `find_limit_failure(final=True)` after a failure, or else
     `find_unnoticed_failure`.
 
     - `settings`: the limits.
@@ -156,7 +156,7 @@ class RunLimits:
     - `first_process`: None until the run has one.
     - `disk_bytes`: the bytes of the run on the disk, as last counted.
     - `free_disk_bytes`: the free bytes of the disk at the last look.
-    - `inspection_count`: the inspections that the last count has taken.
+    - `inspected_entry_count`: what the last count has looked at (`DiskUsage`).
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class RunLimits:
         self.settings = settings
         self.cgroup: EvaluationCgroup | None = None
         self.first_process: TailedProcess | None = None
-        self.disk_bytes = self.inspection_count = 0
+        self.disk_bytes = self.inspected_entry_count = 0
         self.free_disk_bytes = inf
         self._cgroups = cgroups
         # The limit is for what the evaluator adds. The checkout is there from the start, or an
@@ -191,7 +191,7 @@ class RunLimits:
         """Whether less than `limits.free_disk` was free at the last look."""
         return self.free_disk_bytes < self.settings.free_disk
 
-    def make_disk_error(self) -> EvaluationFailure:
+    def build_full_disk_failure(self) -> EvaluationFailure:
         """Return the error of a run that is stopped because the disk is nearly full."""
         floor = self.settings.free_disk
         return EvaluationFailure(
@@ -240,7 +240,9 @@ class RunLimits:
             self.cgroup = self._cgroups.find_evaluation_cgroup(described["group"])
         self.disk.run_start_time = described["since"]
 
-    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
+    def find_limit_failure(
+        self, final: bool = False, counts: bool = True
+    ) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks.
 
         `final`, for a run that has failed, looks more closely. Without `counts` no files are
@@ -261,7 +263,7 @@ class RunLimits:
             disk = self.disk.measure_usage(again=final, counts=counts)
         finally:
             self.disk_bytes = self.disk.last_usage.disk_bytes
-            self.inspection_count = self.disk.last_usage.inspection_count
+            self.inspected_entry_count = self.disk.last_usage.inspected_entry_count
             self.free_disk_bytes = self.disk.free_bytes
         if disk.disk_bytes > self._most_disk:
             return build_disk_limit_failure(limits)
@@ -279,7 +281,7 @@ class RunLimits:
                 or self.free_disk_bytes < SIGNIFICANT_DISK_USAGE_BYTES
             )
         ):
-            return self.make_disk_error()
+            return self.build_full_disk_failure()
         return None
 
     def find_unnoticed_failure(self) -> EvaluationFailure | None:
@@ -378,7 +380,7 @@ class SandboxedRun(ABC):
         self._checkout = checkout
         self._sandbox = sandbox
         self._environment = environment
-        self._trees = sandbox.writable_trees
+        self._launcher = sandbox.workspace_launcher
 
     @property
     def limits(self) -> LimitSettings:
@@ -424,7 +426,7 @@ class SandboxedRun(ABC):
             stdout_limit=self.limits.output,
             stderr_limit=self.limits.stderr,
         )
-        started = self._trees.start_program(
+        started = self._launcher.start_program(
             self._checkout.path, self.workspace, launch, copies_tree=self.is_build
         )
         self._use_overlay(started.overlay_descriptor)
@@ -444,7 +446,7 @@ class SandboxedRun(ABC):
 
     def connect_process(self, run: ProcessProtocol, started: Any) -> TailedProcess:
         """Let the started process drive `run`. Raises: OSError."""
-        return self._trees.connect_program(run, started)
+        return self._launcher.connect_program(run, started)
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
@@ -455,10 +457,10 @@ class SandboxedRun(ABC):
 
         The first process may have ended, or be lost. Raises: OSError.
         """
-        self._use_overlay(self._trees.starter.reopen_overlay(self.workspace.output_directory))
-        self.run_limits.resume(left.description)
+        self._use_overlay(self._launcher.starter.reopen_overlay(self.workspace.output_directory))
+        self.run_limits.resume(left.resume_data)
         program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time)
-        return self._trees.connect_program(run, program, left.stdout_offset)
+        return self._launcher.connect_program(run, program, left.stdout_offset)
 
     @abstractmethod
     def send_signal(self, child: TailedProcess, number: int) -> None:
@@ -485,7 +487,7 @@ class SandboxedRun(ABC):
         Raises: OSError, if killed processes do not end soon; call again later.
         """
         try:
-            self._trees.forget_program(self.workspace)
+            self._launcher.kill_program(self.workspace)
         finally:
             self._use_overlay(None)  # last: it unmounts, for which the starter would hold up others
             self.run_limits.close()
@@ -501,7 +503,7 @@ class Sandbox:
     run_class: ClassVar[type[SandboxedRun]]
     limits: LimitSettings
     cgroup_manager: CgroupManager
-    writable_trees: WritableTrees = attrs.field(eq=False)
+    workspace_launcher: WorkspaceLauncher = attrs.field(eq=False)
 
     def make_run(
         self,
@@ -517,8 +519,8 @@ class Sandbox:
         return self.run_class(workspace, checkout, limits, self, environment)
 
     def close(self) -> None:
-        """Close `writable_trees`, and what the sandbox itself has open. Blocks."""
-        self.writable_trees.close()
+        """Close `workspace_launcher`, and what the sandbox itself has open. Blocks."""
+        self.workspace_launcher.close()
 
 
 class UnsandboxedRun(SandboxedRun):
@@ -533,7 +535,7 @@ class UnsandboxedRun(SandboxedRun):
         assert self._environment is None, "`parse_configuration` refuses environments"
         return LaunchSpec(
             ["/bin/sh", "-c", command],
-            add_tools_to_path(environment, str(self._sandbox.tools_directory)),
+            add_tools_to_path(environment, str(self._sandbox.evaluator_tools_directory)),
             str(directory),
             rlimits=self.run_limits.list_rlimits(apart=False),
         )
@@ -550,8 +552,8 @@ class UnsandboxedRun(SandboxedRun):
         first = self.run_limits.first_process
         if first is not None:
             first.signal_group(signal.SIGKILL)
-        root, starter = self.workspace.root, self._trees.starter.pid
-        await self._trees.run_in_thread(partial(kill_processes_below, root, parent=starter))
+        root, starter = self.workspace.root, self._launcher.starter.pid
+        await self._launcher.run_in_thread(partial(kill_processes_below, root, parent=starter))
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the exit of the shell."""
@@ -562,14 +564,14 @@ class UnsandboxedRun(SandboxedRun):
 class NoSandbox(Sandbox):
     """The sandbox of `sandbox.kind = "none"`: runs have the rights of the daemon.
 
-    `tools_directory` has the tools for evaluators (`bubblewrap.write_sandbox_files`).
+    `evaluator_tools_directory` has the tools for evaluators (`bubblewrap.write_sandbox_files`).
     """
 
     run_class = UnsandboxedRun
-    tools_directory: Path
+    evaluator_tools_directory: Path
 
 
-StopRun = Callable[[EvaluationFailure], object]
+StopRunCallback = Callable[[EvaluationFailure], object]
 
 
 @attrs.define
@@ -617,7 +619,7 @@ class LimitMonitor:
         self._clock = clock
         self._threads = threads
         self._others = others
-        self._watched: dict[RunLimits, StopRun] = {}
+        self._watched: dict[RunLimits, StopRunCallback] = {}
         # Failed looks in a row.
         self._failures: Counter[RunLimits] = Counter()
         self._large: set[RunLimits] = set()
@@ -627,7 +629,7 @@ class LimitMonitor:
         self._next: IDelayedCall | None = None
         self._looking = False
 
-    def add_run(self, run: RunLimits, stop: StopRun) -> None:
+    def add_run(self, run: RunLimits, stop: StopRunCallback) -> None:
         """Look at the limits of a run from now on; call `stop(error)` when it exceeds a limit.
 
         The error's reason is `lost` if several looks in a row fail.
@@ -680,7 +682,7 @@ class LimitMonitor:
                 least=chosen.settings.free_disk,
                 written=chosen.disk_bytes,
             )
-            self._watched[chosen](chosen.make_disk_error())
+            self._watched[chosen](chosen.build_full_disk_failure())
 
     async def _look_apart(self, run: RunLimits) -> None:
         self._apart.add(run)
@@ -694,7 +696,7 @@ class LimitMonitor:
         """Act on the result of a look."""
         if run not in self._watched:  # it has ended meanwhile
             return
-        if run.inspection_count > LARGE_INSPECTION_COUNT:
+        if run.inspected_entry_count > LARGE_INSPECTED_ENTRY_COUNT:
             self._large.add(run)
         if found is None or isinstance(found, EvaluationFailure):
             if has_counted:
@@ -727,7 +729,7 @@ def check_run_limits(
     found: list[tuple[RunLimits, Exception | None]] = []
     for run, counts in runs.items():
         try:
-            found.append((run, run.check(counts=counts)))
+            found.append((run, run.find_limit_failure(counts=counts)))
         except Exception as error:  # noqa: BLE001  (the other runs need their look)
             found.append((run, error))
     return found

@@ -48,7 +48,7 @@ from tawebeval.linux.kernel_files import (
 )
 
 SOURCE, CONFIGURATION, LISTENING = 3, 4, 5
-FILTERS = (6, 7)
+FILTER_DESCRIPTORS = (6, 7)
 """The descriptors of the broker."""
 MAX_REQUEST_BYTES = 128 * 1024
 """Bytes of a request, at most."""
@@ -84,27 +84,27 @@ class RequestRefused(Exception):
 class BrokerConfiguration(NamedTuple):
     """What the daemon tells the broker.
 
-    - `bwrap`: the path of bwrap, and options for the namespaces and the system's files.
-    - `system_paths`: paths of the system besides `_SYSTEM`, and `environment`: variables of
-      programs.
+    - `bwrap_argv`: the path of bwrap, and options for the namespaces and the system's files.
+    - `additional_system_paths`: paths of the system besides `_SYSTEM`, and `environment`: variables
+      of programs.
     - `readable_paths`: paths of the machine that all programs see.
     - `mounts`: directories that the evaluator sees: its path, the daemon's, and whether it may
       write there.
     - `rlimits`: soft and hard limits of each process, by the names of prlimit(1).
     - `memory_bytes`: bytes, and `max_processes`: the limits of the whole evaluation.
     - `parent_pid`: that of the broker's parent, with which it ends.
-    - `cgroup`: the directory of the evaluation's cgroup, "" if it does not limit both memory and
+    - `cgroup_directory`: that of the evaluation's cgroup, "" if it does not limit both memory and
       processes.
     """
 
-    bwrap: Sequence[str]
+    bwrap_argv: Sequence[str]
     mounts: Sequence[tuple[str, str, bool]]
     rlimits: dict[str, tuple[int, int]]
     memory_bytes: int
     max_processes: int
     parent_pid: int
-    cgroup: str
-    system_paths: Sequence[str] = ()
+    cgroup_directory: str
+    additional_system_paths: Sequence[str] = ()
     readable_paths: Sequence[str] = ()
     environment: dict[str, str] = {}  # noqa: RUF012  (never changed)
 
@@ -112,12 +112,12 @@ class BrokerConfiguration(NamedTuple):
 class RunRequest(NamedTuple):
     """A request for one run; None is the default.
 
-    `paths` are triples: the evaluator's path, the path in the sandbox, and whether the program may
+    `mounts` are triples: the evaluator's path, the path in the sandbox, and whether the program may
     write there. Times are in seconds, sizes in bytes.
     """
 
     command: Sequence[str]
-    paths: Sequence[tuple[str, str, bool]]
+    mounts: Sequence[tuple[str, str, bool]]
     directory: str
     environment: dict[str, str]
     time: float | None
@@ -142,7 +142,7 @@ def parse_request(
         raise RequestRefused(
             f"the request is not of version {PROTOCOL_VERSION}: use the tools of this sandbox"
         )
-    unknown = found.keys() - {"read", "write", *RunRequest._fields} | found.keys() & {"paths"}
+    unknown = found.keys() - {"read", "write", *RunRequest._fields} | found.keys() & {"mounts"}
     if unknown:
         raise RequestRefused(f"unknown member {sorted(unknown)[0]!r} in the request")
     command = _words("command", found.get("command", []))
@@ -337,7 +337,9 @@ class ProgramRun:
         self._streams = streams
         self._memory = _choose(request.memory, configuration.memory_bytes)
         self._processes = _choose(request.processes, configuration.max_processes)
-        self._cgroup = SubmissionCgroup(configuration.cgroup, f"{PROGRAM_CGROUP_PREFIX}{number}")
+        self._cgroup = SubmissionCgroup(
+            configuration.cgroup_directory, f"{PROGRAM_CGROUP_PREFIX}{number}"
+        )
         self._sources: list[MountSource] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
         self._cpu = 0.0  # seconds that wait4(2) has told
@@ -352,7 +354,7 @@ class ProgramRun:
     def execute(self, connection: socket.socket) -> dict[str, Any]:
         """Run the program; return the report. Raises: RequestRefused, OSError."""
         kept = []  # so that no inode is used again before it was compared
-        for path, target, writable in self._request.paths:
+        for path, target, writable in self._request.mounts:
             source, descriptor = find_mount_source(
                 self._configuration.mounts, path, target, writable
             )
@@ -380,7 +382,7 @@ class ProgramRun:
     def _start(self, blocking: int, nonce: str) -> int:
         # The filters with file offsets of their own; and a pipe's both ends, so that it has no end
         # of file. The copies have free numbers, and bwrap inherits nothing else.
-        filters = [os.open(f"/proc/self/fd/{each}", os.O_RDONLY) for each in FILTERS]
+        filters = [os.open(f"/proc/self/fd/{each}", os.O_RDONLY) for each in FILTER_DESCRIPTORS]
         waiting = os.open(f"/proc/self/fd/{blocking}", os.O_RDWR)
         own = (*filters, self._status, waiting)
         self._given = [fcntl.fcntl(each, fcntl.F_DUPFD, _LEAST) for each in own]
@@ -400,11 +402,12 @@ class ProgramRun:
 
     def _argv(self, nonce: str) -> list[str]:
         request, size = self._request, str(min(_SCRATCH, self._memory))
-        argv = [*self._configuration.bwrap, "--clearenv"]
+        argv = [*self._configuration.bwrap_argv, "--clearenv"]
         given = {**_ENVIRONMENT, **self._configuration.environment, **request.environment}
         for name, value in given.items():
             argv += ["--setenv", name, value]
-        options = (*["--add-seccomp-fd"] * len(FILTERS), "--json-status-fd", "--block-fd")
+        loads = ["--add-seccomp-fd"] * len(FILTER_DESCRIPTORS)
+        options = (*loads, "--json-status-fd", "--block-fd")
         for option, number in zip(options, self._given, strict=True):
             argv += [option, str(number)]
         argv += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]  # noqa: S108
@@ -614,7 +617,7 @@ def receive_request(connection: socket.socket) -> bytes:
     return message
 
 
-def send_streams(connection: socket.socket) -> list[int]:
+def send_pipe_ends(connection: socket.socket) -> list[int]:
     """Send the caller its ends of stdin, stdout and stderr; return the program's."""
     own, sent = [], []
     for number in range(3):
@@ -641,10 +644,9 @@ def serve_connection(
     exit_with_parent(broker)
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
-        request = parse_request(
-            receive_request(connection), configuration.system_paths, configuration.readable_paths
-        )
-        streams = send_streams(connection)
+        paths = configuration.additional_system_paths, configuration.readable_paths
+        request = parse_request(receive_request(connection), *paths)
+        streams = send_pipe_ends(connection)
         answer = ProgramRun(configuration, request, number, streams).execute(connection)
     except RequestRefused as error:
         answer = {"error": str(error)}
@@ -694,7 +696,7 @@ def accept_connections(listening: socket.socket, configuration: BrokerConfigurat
 
 def main() -> None:
     """Read the configuration, and serve the listening socket."""
-    for descriptor in (SOURCE, CONFIGURATION, LISTENING, *FILTERS):
+    for descriptor in (SOURCE, CONFIGURATION, LISTENING, *FILTER_DESCRIPTORS):
         os.set_inheritable(descriptor, False)
     told = os.pread(CONFIGURATION, os.fstat(CONFIGURATION).st_size, 0)
     configuration = BrokerConfiguration(**json.loads(told))

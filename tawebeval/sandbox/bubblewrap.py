@@ -109,12 +109,12 @@ _WAIT = (
 
 WORKSPACE_MOUNT_POINT = Path("/evaluation")
 """The path under which an evaluator finds its workspace."""
-TOOLS_NAME = f"tools-{PROTOCOL_VERSION}"
+EVALUATOR_TOOLS_DIRECTORY_NAME = f"tools-{PROTOCOL_VERSION}"
 """The name of the directory with the tools for evaluators among the files of the sandbox.
 
 Evaluations that outlive an upgrade keep the tools that their broker understands.
 """
-BROKER_FILE_NAME = f"broker-{PROTOCOL_VERSION}"
+BROKER_PROGRAM_FILE_NAME = f"broker-{PROTOCOL_VERSION}"
 """The name of the broker's program there: a file, for it is larger than all else of a start."""
 BROKER_SOCKET_NAME = "runner"
 """The name of the broker's socket in a workspace."""
@@ -137,9 +137,9 @@ SYSTEM_ROOT_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 # Files besides those of `SYSTEM_ROOT_DIRECTORIES`, as for glob(3): how programs find each other and
 # their libraries ...
-_PROGRAM_FILES = ("/etc/alternatives", "/etc/ld.so.*")
+_PROGRAM_FILE_PATTERNS = ("/etc/alternatives", "/etc/ld.so.*")
 # ... what languages need, and what time it is ...
-TOOLCHAIN_FILES = (
+TOOLCHAIN_FILE_PATTERNS = (
     "/etc/fonts",
     "/etc/fpc*.cfg",
     "/etc/java-*",
@@ -148,7 +148,7 @@ TOOLCHAIN_FILES = (
     "/var/lib/ghc",
 )
 # ... and with a network how programs find hosts, and whom they trust. No private keys.
-NETWORK_FILES = (
+NETWORK_FILE_PATTERNS = (
     "/etc/ca-certificates",
     "/etc/gai.conf",
     "/etc/hosts",
@@ -178,7 +178,7 @@ def build_system_options(accounts: Path) -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
-    yield from build_file_options(_PROGRAM_FILES)
+    yield from build_file_options(_PROGRAM_FILE_PATTERNS)
     for name in ("passwd", "group"):
         yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
 
@@ -192,8 +192,8 @@ def build_file_options(patterns: Sequence[str]) -> Iterator[str]:
 
 SHELL = "/bin/sh"
 """The program in a root that begins each sandbox."""
-ACCOUNT_FILES = ("passwd", "group")
-RESOLVER_FILES = ("hosts", "resolv.conf")
+ACCOUNT_FILE_NAMES = ("passwd", "group")
+RESOLVER_FILE_NAMES = ("hosts", "resolv.conf")
 """Files of /etc that the sandbox puts over those of a root, if they are regular files there."""
 # The path of the root's shell. busybox does by its own name what it shall do.
 _ROOT_INIT = "/sh"
@@ -229,10 +229,10 @@ def _make_machine_view(sandbox_files_directory: Path, has_network: bool, second:
     """
     options = [
         *build_system_options(sandbox_files_directory),
-        *build_file_options(TOOLCHAIN_FILES),
+        *build_file_options(TOOLCHAIN_FILE_PATTERNS),
     ]
     if has_network:
-        options += build_file_options(NETWORK_FILES)
+        options += build_file_options(NETWORK_FILE_PATTERNS)
     return SystemView(options, sandbox_files_directory / "init", _INIT)
 
 
@@ -327,9 +327,9 @@ def _cover(root: Path, sandbox_files_directory: Path, *, network: bool) -> Itera
     etc = root / "etc"
     if etc.is_symlink():
         return
-    own = [(sandbox_files_directory / name, name) for name in ACCOUNT_FILES]
+    own = [(sandbox_files_directory / name, name) for name in ACCOUNT_FILE_NAMES]
     if network:
-        own += [(Path("/etc", name), name) for name in RESOLVER_FILES]
+        own += [(Path("/etc", name), name) for name in RESOLVER_FILE_NAMES]
     for source, name in own:
         if (etc / name).is_file() and not (etc / name).is_symlink():
             yield from ("--ro-bind-try", os.path.realpath(source), f"/etc/{name}")
@@ -366,7 +366,7 @@ def _store_file(path: Path, content: bytes, mode: int, time: float | None = None
             raise
 
 
-def remove_environment_init_files(sandbox_files_directory: Path) -> None:
+def remove_shell_copies(sandbox_files_directory: Path) -> None:
     """Remove the copies of roots' shells that an earlier daemon has made. Blocks. Raises: OSError.
 
     Running sandboxes keep what they show.
@@ -383,10 +383,10 @@ def write_sandbox_files(directory: Path) -> None:
     """
     _store_file(directory / "init", Path("/bin/sh").read_bytes(), 0o111)
     for path, (tool, time) in _EVALUATOR_TOOLS.items():
-        target = directory / TOOLS_NAME / path
+        target = directory / EVALUATOR_TOOLS_DIRECTORY_NAME / path
         target.parent.mkdir(parents=True, exist_ok=True)
         _store_file(target, tool, 0o755 if path.parent.name == "bin" else 0o644, time)
-    _store_file(directory / BROKER_FILE_NAME, _BROKER_PROGRAM, 0o644)
+    _store_file(directory / BROKER_PROGRAM_FILE_NAME, _BROKER_PROGRAM, 0o644)
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
         with add_path_to_errors(directory / name):  # in place: sandboxes of other machines show it
             (directory / name).write_bytes(content)
@@ -456,7 +456,7 @@ class BubblewrapRun(SandboxedRun):
                 {"text": "\0".join(words)},
                 {"append": status},
                 {"append": status},
-                *self._sandbox.list_filters(),
+                *self._sandbox.store_filter_files(),
             ],
             rlimits=rlimits,
             has_own_process_limit=True,
@@ -471,12 +471,12 @@ class BubblewrapRun(SandboxedRun):
         view, sandbox = self.workspace_view, self._sandbox
         has_limits = {"memory", "processes"} <= sandbox.cgroup_manager.enforced_resources
         configuration = {
-            "bwrap": [
+            "bwrap_argv": [
                 sandbox.bwrap_path,
                 *build_isolation_options("submission"),
                 *system.bwrap_options,
             ],
-            "system_paths": [f"/{name}" for name in system.directory_names],
+            "additional_system_paths": [f"/{name}" for name in system.directory_names],
             "environment": dict(self._environment.variables) if self._environment else {},
             "readable_paths": list(sandbox.readable_paths),
             "mounts": [
@@ -487,8 +487,8 @@ class BubblewrapRun(SandboxedRun):
             "rlimits": self.run_limits.list_rlimits(apart=True),
             "memory_bytes": self.limits.memory,
             "max_processes": self.limits.processes,
-            "parent_pid": self._trees.starter.pid,
-            "cgroup": group.directory.path if has_limits else "",
+            "parent_pid": self._launcher.starter.pid,
+            "cgroup_directory": group.directory.path if has_limits else "",
         }
         program = f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}"
         return LaunchSpec(
@@ -496,10 +496,10 @@ class BubblewrapRun(SandboxedRun):
             {},
             "/",
             [
-                {"read": str(sandbox.sandbox_files_directory / BROKER_FILE_NAME)},
+                {"read": str(sandbox.sandbox_files_directory / BROKER_PROGRAM_FILE_NAME)},
                 {"text": json.dumps(configuration)},
                 {"socket": ""},
-                *sandbox.list_filters(),
+                *sandbox.store_filter_files(),
             ],
             procs_files=group.procs_files,
             niceness=sandbox.cgroup_manager.evaluator_niceness,
@@ -528,8 +528,8 @@ class BubblewrapRun(SandboxedRun):
         """
         told = re.search(rb'"child-pid": (\d+)', self._told())
         if told and kernel_files.is_pid_in_use(int(told[1])):
-            pid, starter = int(told[1]), self._trees.starter.pid
-            await self._trees.run_in_thread(partial(kill_adopted_process, pid, starter))
+            pid, starter = int(told[1]), self._launcher.starter.pid
+            await self._launcher.run_in_thread(partial(kill_adopted_process, pid, starter))
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""
@@ -566,14 +566,14 @@ class BubblewrapSandbox(Sandbox):
 
     - `bwrap_path`: the path of bwrap.
     - `sandbox_files_directory`: the directory of `write_sandbox_files`.
-    - `filters`: the programs of the system call filters (`make_seccomp_filters`).
+    - `filter_programs`: the programs of the system call filters (`make_seccomp_filters`).
     - `readable_paths`: other paths that evaluators may read (`sandbox.readable`).
     """
 
     run_class: ClassVar[type[SandboxedRun]] = BubblewrapRun
     bwrap_path: str
     sandbox_files_directory: Path
-    filters: Sequence[bytes]
+    filter_programs: Sequence[bytes]
     readable_paths: Sequence[str]
     has_network: bool
     _filter_files: Sequence[Mapping[str, str]] | None = attrs.field(default=None, init=False)
@@ -586,13 +586,15 @@ class BubblewrapSandbox(Sandbox):
         root, readable = environment.root, self.readable_paths
         return _make_root_view(root, accounts, readable, network=self.has_network)
 
-    def list_filters(self) -> Sequence[Mapping[str, str]]:
-        """Return the filters' programs, as descriptors of a `LaunchSpec`. Blocks. Raises: OSError.
+    def store_filter_files(self) -> Sequence[Mapping[str, str]]:
+        """Store the filters' programs in files; return the descriptors of a `LaunchSpec` for these.
 
-        They are files: in a `LaunchSpec` they would be three quarters of it, twice in each start.
+        Blocks. Raises: OSError. In a `LaunchSpec` the programs would be three quarters of it, twice
+        in each start.
         """
         if self._filter_files is None:
-            self._filter_files = [{"read": str(self._store_filter(one))} for one in self.filters]
+            stored = map(self._store_filter, self.filter_programs)
+            self._filter_files = [{"read": str(path)} for path in stored]
         return self._filter_files
 
     def _store_filter(self, program: bytes) -> Path:
@@ -630,7 +632,8 @@ class BubblewrapSandbox(Sandbox):
             argv += ["--ro-bind", str(outside), str(inside)]
         for inside, outside in own:
             argv += ["--bind", str(outside), str(inside)]
-        argv += ["--ro-bind", str(self.sandbox_files_directory / TOOLS_NAME), str(_TOOLS)]
+        tools = self.sandbox_files_directory / EVALUATOR_TOOLS_DIRECTORY_NAME
+        argv += ["--ro-bind", str(tools), str(_TOOLS)]
         argv += ["--ro-bind", str(runner), str(_RUNNER)]
         argv += ["--ro-bind", str(system.shell), system.shell_mount_point]
         argv += [*_READ_ONLY, "--chdir", str(directory)]
@@ -665,14 +668,14 @@ READ_ONLY_ACCESS = SandboxAccess()
 class HelperSandbox:
     """A way to run trusted commands: in a sandbox of bubblewrap, or with the daemon's rights.
 
-    `bwrap_path` is the path of bwrap, None without a sandbox. `filters` are the programs of the
+    `bwrap_path` is the path of bwrap, None without a sandbox. `filter_programs` are those of the
     system call filters. `system_options` are the bwrap options that show what programs need,
     `network_options` those for what a network needs besides. Each shown file makes the start
     longer.
     """
 
     bwrap_path: str | None = None
-    filters: Sequence[bytes] = ()
+    filter_programs: Sequence[bytes] = ()
     system_options: Sequence[str] = ()
     network_options: Sequence[str] = ()
 
@@ -686,7 +689,7 @@ class HelperSandbox:
             return
         with ExitStack() as opened:
             descriptors: list[int] = []
-            for program in self.filters:
+            for program in self.filter_programs:
                 descriptors.append(make_sealed_memfd("filter", program))
                 opened.callback(os.close, descriptors[-1])
             options = self._build_options(repository, access, descriptors)

@@ -53,14 +53,14 @@ class DiskUsage:
     """A count of bytes on the disk, files and directories, and bytes of the largest file.
 
     `has_uncounted_deep_directories`: there are directories below those that were counted.
-    `inspection_count`: the directory entries, threads and descriptors that the count has looked at.
+    `inspected_entry_count`: directory entries, threads and descriptors that the count looked at.
     """
 
     disk_bytes: int = 0
     file_count: int = 0
     largest_file_bytes: int = 0
     has_uncounted_deep_directories: bool = False
-    inspection_count: int = attrs.field(default=0, eq=False)
+    inspected_entry_count: int = attrs.field(default=0, eq=False)
 
 
 @attrs.define
@@ -101,7 +101,7 @@ class _DiskCount:
             for entry in entries:
                 if entry.name in excluded_names:
                     continue
-                self.usage.inspection_count += 1
+                self.usage.inspected_entry_count += 1
                 with _ignore_missing():
                     self.add_file(entry.stat(follow_symlinks=False))
                     if entry.is_dir(follow_symlinks=False):
@@ -110,7 +110,7 @@ class _DiskCount:
             self.usage.has_uncounted_deep_directories |= bool(below)
             return
         for name in below:
-            self.usage.inspection_count += 1
+            self.usage.inspected_entry_count += 1
             with _ignore_missing():
                 inner = open_listable_directory(name, directory)
                 try:
@@ -126,10 +126,10 @@ class _DiskCount:
         """
         with _ignore_missing():
             for thread in os.listdir(f"/proc/{pid}/task"):
-                self.usage.inspection_count += 1
+                self.usage.inspected_entry_count += 1
                 with _ignore_missing(), os.scandir(f"/proc/{pid}/task/{thread}/fd") as descriptors:
                     for descriptor in descriptors:
-                        self.usage.inspection_count += 1
+                        self.usage.inspected_entry_count += 1
                         with _ignore_missing():
                             status = os.stat(descriptor.path)
                             file = status.st_dev, status.st_ino

@@ -29,9 +29,9 @@ from tawebeval.errors import ConfigurationError, SetupProblem, format_size
 from tawebeval.linux.filetree import remove_tree, run_command_read_stderr_line
 from tawebeval.sandbox.base import find_stored_root_digest
 from tawebeval.sandbox.bubblewrap import (
-    ACCOUNT_FILES,
+    ACCOUNT_FILE_NAMES,
     BWRAP_ERROR_PREFIX,
-    RESOLVER_FILES,
+    RESOLVER_FILE_NAMES,
     SHELL,
     HelperSandbox,
     SandboxAccess,
@@ -241,7 +241,7 @@ def _finish_root(root: Path) -> Sequence[str]:
         etc.mkdir()
     if etc.is_symlink() or not etc.is_dir():
         raise ConfigurationError("/etc of the archive is not a directory; use another archive")
-    for name in (*ACCOUNT_FILES, *RESOLVER_FILES):
+    for name in (*ACCOUNT_FILE_NAMES, *RESOLVER_FILE_NAMES):
         remove_tree(etc / name) if (etc / name).is_dir() else (etc / name).unlink(missing_ok=True)
         (etc / name).touch()
     try:

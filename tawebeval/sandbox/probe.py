@@ -25,15 +25,15 @@ from tawebeval.linux.filetree import (
 )
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import (
-    NETWORK_FILES,
-    TOOLS_NAME,
+    EVALUATOR_TOOLS_DIRECTORY_NAME,
+    NETWORK_FILE_PATTERNS,
     BubblewrapSandbox,
     HelperSandbox,
     build_file_options,
     build_system_options,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filters
-from tawebeval.sandbox.workspace import Workspace, WritableTrees
+from tawebeval.sandbox.workspace import Workspace, WorkspaceLauncher
 
 TREE_COPY_WARNING = (
     "each evaluation copies the tree of its commit, which takes time for large trees"
@@ -85,7 +85,7 @@ def open_sandbox(
     configuration: Configuration,
     accounts: Path,
     cgroups: CgroupManager,
-    trees: WritableTrees,
+    launcher: WorkspaceLauncher,
 ) -> Sandbox:
     """Return the configured sandbox, not probed yet. Blocks.
 
@@ -93,8 +93,8 @@ def open_sandbox(
     remedy, if the sandbox is not installed.
     """
     if configuration.sandbox.kind == "none":
-        tools = accounts.absolute() / TOOLS_NAME
-        return NoSandbox(configuration.limits, cgroups, trees, tools)
+        tools = accounts.absolute() / EVALUATOR_TOOLS_DIRECTORY_NAME
+        return NoSandbox(configuration.limits, cgroups, launcher, tools)
     program = shutil.which("bwrap")
     if program is None:
         raise ConfigurationError(
@@ -110,7 +110,7 @@ def open_sandbox(
     return BubblewrapSandbox(
         configuration.limits,
         cgroups,
-        trees,
+        launcher,
         program,
         accounts,
         make_seccomp_filters(internet=network or configuration.sandbox.loopback),
@@ -128,9 +128,9 @@ def check_sandbox(
     Raises: ConfigurationError, with the remedy.
     """
     try:
-        sandbox.writable_trees.connect_starter()
+        sandbox.workspace_launcher.connect_starter()
         if not isinstance(sandbox, BubblewrapSandbox):
-            sandbox.writable_trees.overlay_problem = "no sandbox"
+            sandbox.workspace_launcher.overlay_problem = "no sandbox"
             return
         problem = probe_overlays_or_copies(sandbox, places)
     except OSError as error:
@@ -151,9 +151,9 @@ def find_sandbox_problems(sandbox: Sandbox) -> Iterator[SetupProblem]:
             " machine",
             'run `apt-get install bubblewrap`, and remove sandbox.kind = "none"',
         )
-    elif sandbox.writable_trees.overlay_problem is not None:
+    elif sandbox.workspace_launcher.overlay_problem is not None:
         yield SetupProblem(
-            f"{TREE_COPY_WARNING} ({sandbox.writable_trees.overlay_problem})", _OVERLAYS
+            f"{TREE_COPY_WARNING} ({sandbox.workspace_launcher.overlay_problem})", _OVERLAYS
         )
 
 
@@ -177,7 +177,7 @@ def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
         sandbox.bwrap_path,
         make_seccomp_filters(internet=True),
         tuple(build_system_options(accounts)),
-        tuple(build_file_options(NETWORK_FILES)),
+        tuple(build_file_options(NETWORK_FILE_PATTERNS)),
     )
 
 
@@ -187,12 +187,12 @@ def probe_overlays_or_copies(
 ) -> SetupProblem | None:
     """Probe the sandbox with overlays, or else with copies. Blocks.
 
-    `sandbox.writable_trees.overlay_problem` is why overlays do not work; None if they do.
+    `sandbox.workspace_launcher.overlay_problem` is why overlays do not work; None if they do.
     """
-    trees = sandbox.writable_trees
+    launcher = sandbox.workspace_launcher
     problem = probe_bubblewrap(sandbox, places)
-    if problem is not None and trees.overlay_problem is None:
-        trees.overlay_problem = problem[0]
+    if problem is not None and launcher.overlay_problem is None:
+        launcher.overlay_problem = problem[0]
         problem = probe_bubblewrap(sandbox, places)
     return problem
 
@@ -227,8 +227,8 @@ def probe_bubblewrap(
             made.enter_context(contextlib.suppress(OSError))
             made.callback(run.close)
             run.start_evaluator(_PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree_directory)
-            trees = sandbox.writable_trees
-            ended = trees.starter.wait_for_program(workspace.output_directory, PROBE_TIMEOUT)
+            launcher = sandbox.workspace_launcher
+            ended = launcher.starter.wait_for_program(workspace.output_directory, PROBE_TIMEOUT)
             problem = _judge(*ended)
             untouched = whole.read_text() == _WHOLE
         except TimeoutError as error:

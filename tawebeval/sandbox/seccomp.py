@@ -63,7 +63,7 @@ class FilterRule(NamedTuple):
     conditions: tuple[ArgumentTest, ...] = ()
 
 
-def return_errno(number: int) -> int:
+def make_errno_action(number: int) -> int:
     """Return the action that fails a call with an errno; with 0 the call seems to succeed."""
     return _ERRNO | number
 
@@ -348,11 +348,11 @@ def make_seccomp_filters(*, internet: bool) -> tuple[bytes, bytes]:
     sockets of IPv4 and IPv6. Raises: ConfigurationError, if libseccomp is not installed or fails.
     """
     refused = {**_REFUSED_ARGUMENTS, **_refuse_sockets(internet=internet)}
-    allowing = compile_filter(return_errno(errno.ENOSYS), _list_calls(refused))
+    allowing = compile_filter(make_errno_action(errno.ENOSYS), _list_calls(refused))
     refusing = compile_filter(
         ALLOW,
         (
-            FilterRule(call, return_errno(error), conditions)
+            FilterRule(call, make_errno_action(error), conditions)
             for call, refusals in refused.items()
             for error, conditions in refusals
         ),
@@ -366,9 +366,9 @@ def _list_calls(refused_by_arguments: Iterable[str]) -> Iterator[FilterRule]:
     for call in allowed.split():
         yield FilterRule(call, ALLOW)
     for call in " ".join(REFUSED_CALLS.values()).split():
-        yield FilterRule(call, return_errno(errno.EPERM))
+        yield FilterRule(call, make_errno_action(errno.EPERM))
     for call, error in _ANSWERED_CALLS.items():
-        yield FilterRule(call, return_errno(error))
+        yield FilterRule(call, make_errno_action(error))
 
 
 def _refuse_sockets(*, internet: bool) -> Mapping[str, _Refusals]:

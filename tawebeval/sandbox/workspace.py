@@ -170,7 +170,7 @@ class Workspace:
 
     def restore_uploaded_files(self, upload: Path) -> None:
         """Undo `create_directories`, whatever was done since then."""
-        self.remove_evaluator_content(keep_submission=True)
+        self.remove_all_but_output(keep_submission=True)
         self.request_file.unlink(missing_ok=True)
         remove_tree(self.output_directory)
         self.root.rename(upload)
@@ -217,7 +217,7 @@ class Workspace:
                 return _read_beneath(ours, top, parts, path, limit)
         raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")
 
-    def remove_evaluator_content(self, *, keep_submission: bool) -> None:
+    def remove_all_but_output(self, *, keep_submission: bool) -> None:
         """Remove everything but the events and perhaps the submission, whatever the modes are."""
         kept = READ_ONLY_WORKSPACE_NAMES if keep_submission else {_OUTPUT}
         if self.root.exists():
@@ -271,8 +271,8 @@ def _read_beneath(
     return content
 
 
-class WritableTrees:
-    """The maker of writable trees, by the starter, which starts the programs that write to them.
+class WorkspaceLauncher:
+    """The launcher of programs, each with a writable tree in its workspace, by the starter.
 
     The starter listens at `socket`. If it `is_own`, it is started here, by the main thread, and
     ends at `close` or with this process. Trees are overlays if `overlay_problem` is None, as it is
@@ -310,7 +310,7 @@ class WritableTrees:
         assert self._client is not None, "connected by the check of the sandbox"
         return self._client
 
-    def attach(
+    def attach_reactor(
         self,
         reactor: Any,
         run_in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
@@ -320,13 +320,13 @@ class WritableTrees:
 
         Raises: OSError.
         """
-        self.starter.attach(reactor, on_lost)
+        self.starter.attach_reactor(reactor, on_lost)
         self._watcher = FileWatcher(reactor)
         self._tail_context = TailContext(reactor, self.starter, self._watcher, run_in_thread)
 
     async def run_in_thread(self, call: Callable[[], Any]) -> Any:
-        """Make a call that blocks, after `attach`, in a thread."""
-        assert self._tail_context is not None, "attached"
+        """Make a call that blocks, after `attach_reactor`, in a thread."""
+        assert self._tail_context is not None, "a reactor is attached"
         return await self._tail_context.run_in_thread(call)
 
     def start_program(
@@ -354,10 +354,10 @@ class WritableTrees:
 
         Raises: OSError.
         """
-        assert self._tail_context is not None, "attached"
+        assert self._tail_context is not None, "a reactor is attached"
         return TailedProcess(self._tail_context, protocol, program, stdout_offset)
 
-    def forget_program(self, workspace: Workspace) -> None:
+    def kill_program(self, workspace: Workspace) -> None:
         """Kill the program of a workspace, and its overlay with it. Blocks.
 
         Raises: OSError, if the starter cannot be asked now; call again later.

@@ -174,7 +174,7 @@ def run_command(
     return str(done.stdout)
 
 
-WatchJob = Callable[[QueuedJob | None], object]
+QueuedJobCallback = Callable[[QueuedJob | None], object]
 
 
 @attrs.define(eq=False)
@@ -190,7 +190,7 @@ class SlurmCommands:
     _label: str
     _environment: Mapping[str, str] = attrs.field(factory=build_command_environment)
     counters: JobCounters = attrs.field(factory=JobCounters)
-    _watches: dict[str, WatchJob] = attrs.field(factory=dict)  # by name
+    _watches: dict[str, QueuedJobCallback] = attrs.field(factory=dict)  # by name
     _unwatched: frozenset[str] = frozenset()  # names of jobs that the last look has found
     _looks_left: int = 0
     _is_polling: bool = False
@@ -199,12 +199,12 @@ class SlurmCommands:
         """Return a new name; `evaluation` begins with the name of the evaluation in the log."""
         return f"tawebeval-{self._label}-{evaluation[:_NAME_LENGTH]}-{secrets.token_hex(4)}"
 
-    def watch_job(self, name: str, on_look: WatchJob = lambda job: None) -> None:
+    def watch_job(self, name: str, on_look: QueuedJobCallback = lambda job: None) -> None:
         """Call `on_look` with what each squeue says of a job; None if it does not know the job."""
         self._watches[name] = on_look
         self.poll_queue()
 
-    def unwatch_job(self, name: str) -> None:
+    def abandon_job(self, name: str) -> None:
         """End `watch_job`, and soon the job, if it has not ended by itself."""
         self._watches.pop(name, None)
         self.poll_queue()

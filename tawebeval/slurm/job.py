@@ -71,9 +71,9 @@ MIN_POLL_SECONDS = 0.02
 """Seconds between two looks at a file that has just changed."""
 MAX_POLL_SECONDS = 0.4
 """Seconds between two looks at a file that has not changed for long."""
-KILL_ANSWER_TIMEOUT = 10.0
+NODE_KILL_TIMEOUT = 10.0
 """Seconds after which a node that does not answer to SIGKILL is given up."""
-MAX_KILL_SECONDS = 2 * KILL_ANSWER_TIMEOUT
+MAX_KILL_SECONDS = 2 * NODE_KILL_TIMEOUT
 """The most seconds from SIGKILL to the end of a run, also on a busy machine."""
 SRUN_END_TIMEOUT = 30.0
 """Seconds after the end of an evaluator for its srun to end."""
@@ -115,7 +115,7 @@ class _WatchedFile:
 
 
 @attrs.define(eq=False)
-class PollingWatcher:
+class PollingFileWatcher:
     """Watcher of files that other machines write, of which inotify(7) says nothing.
 
     One thread looks at all files in turn. While the file system does not answer, that thread waits,
@@ -163,7 +163,7 @@ class PollingWatcher:
                 file.on_change()
 
 
-class NodeState(ProgramState, frozen=True):
+class NodeProgramState(ProgramState, frozen=True):
     """The content of the file `state` of a job (`node.NodeStarter`)."""
 
     node: str | None = None
@@ -205,7 +205,7 @@ class Job(Workspace):
         """Return the view of an evaluator that sees its own workspace only, at `root`."""
         return attrs.evolve(super().make_sandboxed_view(root), ours=[self.root, self.root.parent])
 
-    def write_start(self, launch: LaunchSpec) -> None:
+    def write_launch_files(self, launch: LaunchSpec) -> None:
         """Make what the node finds: directories, and what to start. Raises: OSError."""
         for _, directory in self.make_sandboxed_view(self.root).writable_paths:
             directory.mkdir(parents=True, exist_ok=True)
@@ -220,13 +220,13 @@ class Job(Workspace):
         with (self.root / "signal").open("a") as file:
             file.write(f"{number}\n")
 
-    def read_state(self) -> NodeState | None:
+    def read_state(self) -> NodeProgramState | None:
         """Return what the node has told; None before, and while it cannot be read.
 
         Once the evaluator runs, its output is where events are made of it.
         """
         try:
-            state = msgspec.json.decode(self.state_file.read_bytes(), type=NodeState)
+            state = msgspec.json.decode(self.state_file.read_bytes(), type=NodeProgramState)
             if state.error is None:
                 for name in _OUTPUTS:
                     target = self.events_directory / name
@@ -241,10 +241,10 @@ class Job(Workspace):
             return None
         return state
 
-    def close_empty_output(self) -> bool:
-        """Return whether nothing was printed; nothing that is printed later counts.
+    def replace_empty_output_files(self) -> bool:
+        """Replace the output files if nothing was printed; return whether nothing was.
 
-        A lost node may come back, and print. Raises: OSError.
+        What is printed later does not count: a lost node may come back. Raises: OSError.
         """
         paths = [self.events_directory / name for name in _OUTPUTS]
         if any(path.stat().st_size for path in paths):
@@ -279,26 +279,28 @@ class SlurmRunLimits(RunLimits):
     state tells, and the kernel there the rest.
     """
 
-    _state = NodeState()
+    _state = NodeProgramState()
     _is_away = False
 
     def _list_main_pids(self) -> tuple[int, ...]:
         """Return nothing: the processes are on the node."""
         return ()
 
-    def count_files(self, job: Job) -> None:
+    def switch_to_job(self, job: Job) -> None:
         """Count the files of another job from now on."""
         self.disk = attrs.evolve(self.disk, directory=job.root, left=None)
 
-    def apply_node_state(self, state: NodeState) -> None:
+    def apply_node_program_state(self, state: NodeProgramState) -> None:
         """Take what the node tells. Removed files that are open there leave less for others."""
         self._most_disk += self._state.unlinked_bytes - state.unlinked_bytes
         self._state = state
 
-    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
+    def find_limit_failure(
+        self, final: bool = False, counts: bool = True
+    ) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks."""
         try:
-            failure = self.find_unnoticed_failure() or super().check(final, counts)
+            failure = self.find_unnoticed_failure() or super().find_limit_failure(final, counts)
         except OSError as error:  # the shared directory is away, for a moment
             if not self._is_away:
                 words = "runner.shared: limits of a run are not checked: {error}"
@@ -328,16 +330,16 @@ class SlurmRun(BubblewrapRun):
     It is to `TailedProcess` what the starter is to it on this machine: it tells the state of the
     evaluator, and passes signals on.
 
-    - `workspace`: the present job; `state`: what its node has told, None before.
-    - `loss`: why the last job was lost; None while it is not.
+    - `workspace`: the present job; `node_program_state`: what its node has told, None before.
+    - `job_loss`: why the last job was lost; None while it is not.
     """
 
     has_external_queue = True
     workspace: Job
     runner_status: RunnerStatus
     run_limits: SlurmRunLimits
-    state: NodeState | None = None
-    loss: EvaluationFailure | None = None
+    node_program_state: NodeProgramState | None = None
+    job_loss: EvaluationFailure | None = None
     _sandbox: SlurmSandbox
     _arguments: tuple[str, Mapping[str, str], Path] | None = None  # of `start_evaluator`
     _process: TailedProcess | None = None
@@ -371,7 +373,7 @@ class SlurmRun(BubblewrapRun):
 
     def _use_job(self, job: Job) -> None:
         self.workspace = job
-        self.state, self._has_srun, self._doubtful_looks = None, True, 0
+        self.node_program_state, self._has_srun, self._doubtful_looks = None, True, 0
         self._is_suspended = False
 
     # The start
@@ -387,12 +389,13 @@ class SlurmRun(BubblewrapRun):
         job, limits, sandbox = self.workspace, self.limits, self._sandbox
         assert self._arguments is not None, "started by this process of the daemon"
         launch = self.make_launch_spec(*self._arguments)
-        job.write_start(launch._replace(stdout_limit=limits.output, stderr_limit=limits.stderr))
+        launch = launch._replace(stdout_limit=limits.output, stderr_limit=limits.stderr)
+        job.write_launch_files(launch)
         copy_tree(self._checkout.path, job.tree_directory)
         options = build_srun_options(
             limits, job.name, sandbox.settings, *self.job_settings, excluded_node=excluded_node
         )
-        on_node = (NODE_PYTHON, "-I", "-S", str(sandbox.program), str(job.root))
+        on_node = (NODE_PYTHON, "-I", "-S", str(sandbox.node_program_path), str(job.root))
         srun = LaunchSpec(
             ["/usr/bin/env", "srun", *options, "--", *on_node, str(limits.cpu), str(limits.disk)],
             build_command_environment(),
@@ -403,7 +406,7 @@ class SlurmRun(BubblewrapRun):
         # So that the job is not cancelled if this thread waits for the shared directory.
         sandbox.reactor.callFromThread(sandbox.commands.watch_job, job.name)
         try:
-            self._trees.starter.start_program(job.root, srun)
+            self._launcher.starter.start_program(job.root, srun)
         finally:  # it has SLURM_JWT, for which the shared directory is no place
             with suppress(FileNotFoundError):
                 (job.root / "start").unlink()
@@ -427,7 +430,7 @@ class SlurmRun(BubblewrapRun):
         self, run: ProcessProtocol, started: Job, stdout_offset: int = 0
     ) -> TailedProcess:
         """Let the evaluator on the node drive `run`. Raises: OSError."""
-        state, sandbox = self.state, self._sandbox
+        state, sandbox = self.node_program_state, self._sandbox
         assert state is not None, "it has begun"
         threads = sandbox.threads.run_in_thread
         context = TailContext(sandbox.reactor, self, sandbox.watcher, threads, reads_in_thread=True)
@@ -444,15 +447,15 @@ class SlurmRun(BubblewrapRun):
 
         Raises: OSError, also if the job was being replaced by another one.
         """
-        status, described = self.runner_status, left.description
+        status, described = self.runner_status, left.resume_data
         status.job, status.node = described["job"], described["node"]
         status.retries = described["retries"]
         self._use_job(Job(self._evaluation.root / described["job_name"]))
-        state = self.state = self.workspace.read_state()
+        state = self.node_program_state = self.workspace.read_state()
         if state is None or (state.pid, state.start_time) != (left.pid, left.start_time):
             path = str(self.workspace.state_file)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        self.run_limits.count_files(self.workspace)
+        self.run_limits.switch_to_job(self.workspace)
         process = self.connect_process(run, self.workspace, left.stdout_offset)
         self._follow()
         self._take_state(state)
@@ -462,11 +465,11 @@ class SlurmRun(BubblewrapRun):
         job = self.workspace
         self._sandbox.commands.watch_job(job.name, self._on_queue)
         self._sandbox.watcher.watch(str(job.state_file), self._look)
-        self._trees.starter.watch_program(job.root, self._on_srun_state)
+        self._launcher.starter.watch_program(job.root, self._on_srun_state)
 
     def _unfollow(self) -> None:
         self._sandbox.watcher.unwatch(str(self.workspace.state_file))
-        self._sandbox.commands.unwatch_job(self.workspace.name)
+        self._sandbox.commands.abandon_job(self.workspace.name)
         self._cancel_kill()
 
     def _cancel_kill(self) -> None:
@@ -493,14 +496,14 @@ class SlurmRun(BubblewrapRun):
         self._is_stopped = True
         if self._is_over:
             return
-        if self.state is None:  # the job waits in place of a lost one
+        if self.node_program_state is None:  # the job waits in place of a lost one
             self._lose(EvaluationFailure("lost", "the evaluator was stopped before it ran again"))
             return
         writing = self._sandbox.threads.run_in_thread(self.workspace.append_signal, number)
         run_in_background(writing, log, "a signal for a node is not written")
         if number == signal.SIGKILL and self._kill is None:
             deaf = EvaluationFailure("lost", "the node of the evaluator does not answer")
-            self._kill = self._sandbox.reactor.callLater(KILL_ANSWER_TIMEOUT, self._lose, deaf)
+            self._kill = self._sandbox.reactor.callLater(NODE_KILL_TIMEOUT, self._lose, deaf)
 
     def close_output(self, directory: Path) -> None:
         """Do nothing: the node closes the pipes."""
@@ -509,11 +512,11 @@ class SlurmRun(BubblewrapRun):
         listener, process = self._listener, self._process
         if listener is None or process is None:
             return
-        if self.loss is not None:  # the end comes after all that was printed
+        if self.job_loss is not None:  # the end comes after all that was printed
             killed = (process.pid, process.start_time, signal.SIGKILL)
             listener(ProgramState(*killed, is_output_complete=True))
-        elif self.state is not None:
-            listener(self.state)
+        elif self.node_program_state is not None:
+            listener(self.node_program_state)
 
     # What node, starter and queue tell
 
@@ -526,17 +529,17 @@ class SlurmRun(BubblewrapRun):
             if not self._is_present(job):
                 return  # the files of its output may have made place for those of another job
             state = await self._sandbox.threads.run_in_thread(job.read_state)
-            if state is not None and state != self.state and self._is_present(job):
+            if state is not None and state != self.node_program_state and self._is_present(job):
                 self._take_state(state)
 
     def _is_present(self, job: Job) -> bool:
         """Tell whether what is said of a job still counts."""
         return job is self.workspace and not self._is_over
 
-    def _take_state(self, state: NodeState) -> None:
-        begins, status = self.state is None, self.runner_status
-        self.state = state
-        self.run_limits.apply_node_state(state)
+    def _take_state(self, state: NodeProgramState) -> None:
+        begins, status = self.node_program_state is None, self.runner_status
+        self.node_program_state = state
+        self.run_limits.apply_node_program_state(state)
         status.node, status.job = state.node, state.job or status.job
         if state.error is not None:
             what = f"the node {state.node} could not run the evaluator: {state.error}"
@@ -576,8 +579,8 @@ class SlurmRun(BubblewrapRun):
         By SIGKILL: at SIGTERM srun would cancel a number, perhaps another job's.
         """
         self._cancel_kill()
-        self._trees.starter.unwatch_program(self.workspace.root)
-        self._trees.starter.forget_program(self.workspace.root)
+        self._launcher.starter.unwatch_program(self.workspace.root)
+        self._launcher.starter.forget_program(self.workspace.root)
 
     def _on_queue(self, queued: QueuedJob | None) -> None:
         """Take what squeue says of the job; None if it does not know the job."""
@@ -597,11 +600,12 @@ class SlurmRun(BubblewrapRun):
         looks = MAX_POLLS_WITHOUT_JOB if queued is None else 1
         if queued is not None and queued.state == ENDING_STATE:
             looks = MAX_POLLS_OF_ENDING_JOB
-            if self._run is not None and self.state is not None and not self._is_suspended:
+            has_begun = self.node_program_state is not None
+            if self._run is not None and has_begun and not self._is_suspended:
                 self._is_suspended = True
                 self._run.suspend_clock()
         if self._doubtful_looks >= looks:
-            self._sandbox.commands.unwatch_job(self.workspace.name)
+            self._sandbox.commands.abandon_job(self.workspace.name)
             explanation = self._explain_loss(self.workspace, queued)
             run_in_background(explanation, log, "defect: the end of a job is unknown")
 
@@ -632,9 +636,9 @@ class SlurmRun(BubblewrapRun):
     def _end(self, loss: EvaluationFailure) -> None:
         self._is_over = True
         # There may be no other node than the first one.
-        self.loss = loss if self.state is not None else self._first_loss or loss
+        self.job_loss = loss if self.node_program_state is not None else self._first_loss or loss
         self._sandbox.reactor.callLater(0, self._deliver_state)
-        self._begun.set_value(self.loss)
+        self._begun.set_value(self.job_loss)
 
     async def _repeat(self, loss: EvaluationFailure) -> None:
         """Start a job in place of a lost one, if its evaluator has printed nothing."""
@@ -642,7 +646,7 @@ class SlurmRun(BubblewrapRun):
         lost, process = self.workspace, self._process
         try:
             if process is not None:
-                is_clean = await threads.run_in_thread(lost.close_empty_output)
+                is_clean = await threads.run_in_thread(lost.replace_empty_output_files)
                 if self._is_stopped or not (is_clean and process.is_running):
                     self._end(loss)
                     return
@@ -667,7 +671,7 @@ class SlurmRun(BubblewrapRun):
             self._give_up()
             unused.append(self.workspace.root)
         else:
-            self.run_limits.count_files(self.workspace)
+            self.run_limits.switch_to_job(self.workspace)
             self._follow()
         with suppress(OSError):  # what still runs somewhere writes to the directory
             await threads.run_in_thread(remove_tree, *unused)
@@ -681,8 +685,8 @@ class SlurmRun(BubblewrapRun):
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the evaluator's exit. Raises: EvaluationFailure."""
-        if self.loss is not None:
-            raise self.loss
+        if self.job_loss is not None:
+            raise self.job_loss
         return super().interpret_exit(status, number)
 
     def close(self) -> None:
@@ -690,7 +694,7 @@ class SlurmRun(BubblewrapRun):
         if not self._is_over:
             self._is_over = True
             with suppress(OSError):  # srun has ended
-                self._trees.starter.forget_program_blocking(self.workspace.root)
+                self._launcher.starter.forget_program_blocking(self.workspace.root)
             self._sandbox.reactor.callFromThread(self._unfollow)
         self.run_limits.close()
 
@@ -699,7 +703,7 @@ class SlurmRun(BubblewrapRun):
 class SlurmSandbox(BubblewrapSandbox):
     """The sandbox of `runner.kind = "slurm"`: that of the daemon, which nodes start.
 
-    `program` is the path of the program of the nodes.
+    `node_program_path` is the path of the program of the nodes.
     """
 
     run_class = SlurmRun
@@ -707,8 +711,8 @@ class SlurmSandbox(BubblewrapSandbox):
     commands: SlurmCommands
     threads: WorkerThreads
     reactor: Any
-    watcher: PollingWatcher
-    program: Path
+    watcher: PollingFileWatcher
+    node_program_path: Path
 
     @classmethod
     def create(
@@ -732,8 +736,8 @@ class SlurmSandbox(BubblewrapSandbox):
             commands=commands,
             threads=threads,
             reactor=reactor,
-            watcher=PollingWatcher(reactor, threads),
-            program=write_node_program(local.sandbox_files_directory),
+            watcher=PollingFileWatcher(reactor, threads),
+            node_program_path=write_node_program(local.sandbox_files_directory),
         )
 
     def make_job(self, evaluation: Workspace) -> Job:

@@ -21,9 +21,9 @@ from tawebeval.linux.cgroups import CgroupManager
 from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.base import NoSandbox
-from tawebeval.sandbox.bubblewrap import TOOLS_NAME, BubblewrapSandbox
+from tawebeval.sandbox.bubblewrap import EVALUATOR_TOOLS_DIRECTORY_NAME, BubblewrapSandbox
 from tawebeval.sandbox.probe import ProbeDirectories
-from tests.fakes.sandbox import FakeTrees
+from tests.fakes.sandbox import FakeLauncher
 
 OK, WEAKER, BROKEN = Severity
 RESOURCES = "memory", "processes", "cpu", "weight"
@@ -43,7 +43,7 @@ class DoctorTestCase(SynchronousTestCase):
             path.mkdir(mode=0o700)
         self.missing: dict[str, str] = {}
         self.closed: list[str] = []
-        self.trees: Any = FakeTrees()
+        self.launcher: Any = FakeLauncher()
         self.places: list[ProbeDirectories] = []
         watches = self.folder / "max_user_watches"
         watches.write_text(f"{2**50}\n")
@@ -81,12 +81,12 @@ class DoctorTestCase(SynchronousTestCase):
         return Noted(missing, CgroupDirectory("/cgroup"))
 
     def open_sandbox(
-        self, configuration: Configuration, accounts: Path, cgroups: CgroupManager, trees: object
+        self, configuration: Configuration, accounts: Path, cgroups: CgroupManager, launcher: object
     ) -> NoSandbox | BubblewrapSandbox:
         self.accounts, self.users = accounts, os.listdir(accounts)
+        shared = configuration.limits, cgroups, self.launcher
         if configuration.sandbox.kind == "none":
-            return NoSandbox(configuration.limits, cgroups, self.trees, accounts / TOOLS_NAME)
-        shared = configuration.limits, cgroups, self.trees
+            return NoSandbox(*shared, accounts / EVALUATOR_TOOLS_DIRECTORY_NAME)
         network = configuration.sandbox.network
         return BubblewrapSandbox(*shared, "/usr/bin/bwrap", accounts, (), (), network)
 

@@ -14,7 +14,7 @@ from tawebeval.core.evaluations import Checkout, Commit
 from tawebeval.sandbox import base as limits_module
 from tawebeval.sandbox.base import NoSandbox, SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
-from tests.fakes.sandbox import FakeCgroups, FakeDisk, FakeTrees
+from tests.fakes.sandbox import FakeCgroups, FakeDisk, FakeLauncher
 
 LIMITS = LimitSettings(
     cpu=30,
@@ -37,7 +37,7 @@ class CellTestCase(SynchronousTestCase):
     )
 
     def setUp(self) -> None:
-        self.trees: Any = FakeTrees()
+        self.launcher: Any = FakeLauncher()
         self.cgroups: Any = FakeCgroups()
         self.workspace = Workspace(Path("/state/evaluations/word"))
         self.disks: list[FakeDisk] = []
@@ -60,7 +60,7 @@ class CellTestCase(SynchronousTestCase):
         return disk
 
     def no_cell(self) -> SandboxedRun:
-        sandbox = NoSandbox(LIMITS, self.cgroups, self.trees, TOOLS)
+        sandbox = NoSandbox(LIMITS, self.cgroups, self.launcher, TOOLS)
         return sandbox.make_run(self.workspace, self.checkout, LIMITS)
 
     def started(self) -> SandboxedRun:

@@ -102,7 +102,7 @@ class ServiceTests(SynchronousTestCase):
             file,
             log_writer,
         )
-        self.addCleanup(self.evaluations(daemon).context.sandbox.writable_trees.close)
+        self.addCleanup(self.evaluations(daemon).context.sandbox.workspace_launcher.close)
         return daemon
 
     def start(self, **settings: Any) -> Daemon:

@@ -74,7 +74,7 @@ def write(name: str, content: str, mode: int = 0o600) -> Arrange:
 
 
 def assign(path: str, value: object) -> Arrange:
-    """Return what changes an attribute of the machine, or of its trees."""
+    """Return what changes an attribute of the machine, or of its launcher."""
     *places, name = path.split(".")
     return lambda machine: setattr(reduce(getattr, places, machine), name, value)
 
@@ -144,8 +144,8 @@ class Fault(NamedTuple):
 OTHERS = "…every user may write"
 NO_SANDBOX = '[sandbox]\nkind = "none"'
 MANY_WATCHES = "up to 301500 may be needed -> run `sysctl fs.epoll.max_user_watches=301500`"
-NO_STARTER = assign("trees.error", FileNotFoundError(2, "No such file"))
-NO_OVERLAYS = assign("trees.overlay_problem", "no such device")
+NO_STARTER = assign("launcher.error", FileNotFoundError(2, "No such file"))
+NO_OVERLAYS = assign("launcher.overlay_problem", "no such device")
 FEW_WATCHES = write("max_user_watches", "301499\n")
 OPEN_FILE = write("tawebeval.toml", "", 0o666)
 OVERLAYS = replace(probe, "probe_overlays_or_copies", gives(PROBLEM))
@@ -305,7 +305,7 @@ class CheckTests(DoctorTestCase):
         self.examine()
         self.assertEqual(self.get_probed_places(), [self.cache, self.state])
         self.assertEqual(self.accounts.parent, self.places[-1].workspaces)
-        self.assertEqual(self.trees.closed, 1)
+        self.assertEqual(self.launcher.closed, 1)
         for path in (self.state, self.cache):
             path.rmdir()
         self.examine()

@@ -54,7 +54,7 @@ class StartupTests(SynchronousTestCase):
         self.parts.list_programs.return_value = ()
         self.parts.kill.return_value = set()
         self.parts.sandbox.side_effect = self.note_accounts
-        self.sandbox: Any = SimpleNamespace(writable_trees=self.parts)
+        self.sandbox: Any = SimpleNamespace(workspace_launcher=self.parts)
         self.left = InheritedResources()
         for name, part in (
             ("kill_processes_below", self.parts.kill),

@@ -35,9 +35,9 @@ class SettingTests(SynchronousTestCase):
 
     def test_evaluations_outlast_the_daemon_only_with_a_starter_and_a_sandbox(self) -> None:
         for kind, expected in (("bubblewrap", True), ("none", False)):
-            trees, is_lasting = open_starter(configured(kind), self.environment, Path("/state"))
+            launcher, is_lasting = open_starter(configured(kind), self.environment, Path("/state"))
             self.assertIs(is_lasting, expected)
-            trees.close()
+            launcher.close()
         self.assertIsNone(self.starter.process.poll(), "the daemon does not end it")
         self.assertIs(open_starter(configured(), {}, Path("/state"))[1], False)
 

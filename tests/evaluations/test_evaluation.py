@@ -583,14 +583,14 @@ class CleanUpTests(SlowTestCase):
 
     def test_removal_that_fails_is_tried_again(self) -> None:
         self.begin()
-        remove, broken = Workspace.remove_evaluator_content, [True]
+        remove, broken = Workspace.remove_all_but_output, [True]
 
         def remove_later(workspace: Workspace, *, keep_submission: bool) -> None:
             if broken:
                 raise OSError(24, "Too many open files")
             remove(workspace, keep_submission=keep_submission)
 
-        self.patch(Workspace, "remove_evaluator_content", remove_later)
+        self.patch(Workspace, "remove_all_but_output", remove_later)
         self.world.child.end()
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_event.is_set)
@@ -605,7 +605,7 @@ class CleanUpTests(SlowTestCase):
 
     def test_defect_in_the_removal_is_logged_and_ends_the_clean_up(self) -> None:
         self.begin()
-        self.patch(Workspace, "remove_evaluator_content", lambda *_, keep_submission: 1 // 0)
+        self.patch(Workspace, "remove_all_but_output", lambda *_, keep_submission: 1 // 0)
         self.world.child.end()
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_event.is_set)

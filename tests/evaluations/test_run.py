@@ -271,7 +271,7 @@ class LimitTests(RunTestCase):
             def fail(*final: bool, error: Exception = error) -> None:
                 raise error
 
-            self.patch(FakeRunLimits, "check", fail)
+            self.patch(FakeRunLimits, "find_limit_failure", fail)
             self.patch(FakeRunLimits, "read_usage", fail)
             self.child.end(status=3)
             self.assert_over(status=3)

@@ -40,12 +40,12 @@ NO_CGROUPS = CgroupManager({})
 class FakeRunLimits(RunLimits):
     """Limits that the test drives.
 
-    `over` is the answer of `check`; `looks` has `final` of each, and `counts` is how many of these
-    counted files; `used` is the usage.
+    `over` is the answer of `find_limit_failure`; `looks` has `final` of each, and `counts` is how
+    many of these counted files; `used` is the usage.
     """
 
     cgroup = first_process = None
-    disk_bytes = inspection_count = 0
+    disk_bytes = inspected_entry_count = 0
     free_disk_bytes = inf
     over: EvaluationFailure | None = None
     used = ResourceUsage(None, None)
@@ -56,7 +56,9 @@ class FakeRunLimits(RunLimits):
         self.counts = 0
         vars(self).update(given)
 
-    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
+    def find_limit_failure(
+        self, final: bool = False, counts: bool = True
+    ) -> EvaluationFailure | None:
         """Answer, and note the question."""
         self.looks.append(final)
         self.counts += counts
@@ -156,12 +158,12 @@ class FakeSandboxedRun:
 
 
 @attrs.define
-class FakeTrees:
+class FakeLauncher:
     """Makes no trees; `made` are the checkouts that trees were wanted of, `copied` those of copies.
 
     `launched` is what was to be started, `error` raised instead, `overlay_descriptor` everybody's.
     `overlay_problem` is why there are no overlays. `ended` is what `starter` says of each program:
-    status and output. `forgotten` are the workspaces whose programs were forgotten.
+    status and output. `killed` are the workspaces whose programs were killed.
     """
 
     overlay_descriptor: int | None = None
@@ -172,16 +174,16 @@ class FakeTrees:
     made: list[Path] = attrs.field(factory=list)
     copied: list[Path] = attrs.field(factory=list)
     launched: list[LaunchSpec] = attrs.field(factory=list)
-    forgotten: list[Workspace] = attrs.field(factory=list)
+    killed: list[Workspace] = attrs.field(factory=list)
     connected: list[tuple[StartedProgram, int]] = attrs.field(factory=list)
     closed: int = 0
 
     @property
-    def starter(self) -> FakeTrees:
+    def starter(self) -> FakeLauncher:
         """The starter, which is this."""
         return self
 
-    def connect_starter(self) -> FakeTrees:
+    def connect_starter(self) -> FakeLauncher:
         if self.error is not None:
             raise self.error
         return self
@@ -214,10 +216,10 @@ class FakeTrees:
     def wait_for_program(self, directory: Path, timeout: float) -> tuple[int, bytes]:
         return self.ended
 
-    def forget_program(self, workspace: Workspace) -> None:
-        self.forgotten.append(workspace)
+    def kill_program(self, workspace: Workspace) -> None:
+        self.killed.append(workspace)
 
-    def attach(self, *_: Any) -> None:
+    def attach_reactor(self, *_: Any) -> None:
         """Do nothing."""
 
     def close(self, *, stop: bool = True) -> None:

@@ -21,7 +21,7 @@ from tawebeval.git.repository import BareRepository, GitServers
 from tawebeval.linux.child import spawn_child
 from tawebeval.pinned_agent import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
-    NETWORK_FILES,
+    NETWORK_FILE_PATTERNS,
     HelperSandbox,
     build_file_options,
     build_system_options,
@@ -42,7 +42,7 @@ def make_sandbox(folder: Path) -> HelperSandbox:
     accounts.mkdir()
     write_sandbox_files(accounts)
     filters = make_seccomp_filters(internet=True)
-    views = tuple(build_system_options(accounts)), tuple(build_file_options(NETWORK_FILES))
+    views = tuple(build_system_options(accounts)), tuple(build_file_options(NETWORK_FILE_PATTERNS))
     return HelperSandbox(shutil.which("bwrap") or "", filters, *views)
 
 

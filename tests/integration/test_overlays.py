@@ -13,7 +13,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox.disk import DiskMeter
-from tawebeval.sandbox.workspace import Workspace, WritableTrees
+from tawebeval.sandbox.workspace import Workspace, WorkspaceLauncher
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import eventually
 
@@ -32,8 +32,8 @@ class OverlaysTests(SynchronousTestCase):
     def setUp(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         self.addCleanup(remove_tree, folder)  # the kernel closes directories of its own in it
-        self.trees = WritableTrees(folder / "starter" / "socket")
-        self.addCleanup(self.trees.close)
+        self.launcher = WorkspaceLauncher(folder / "starter" / "socket")
+        self.addCleanup(self.launcher.close)
         self.checkout = folder / "checkout"
         self.checkout.mkdir()
         self.workspace = Workspace(folder / "workspace")
@@ -43,8 +43,8 @@ class OverlaysTests(SynchronousTestCase):
             self.workspace.output_directory,
         ):
             path.mkdir()
-        self.trees.connect_starter()
-        self.assertIsNone(self.trees.overlay_problem)
+        self.launcher.connect_starter()
+        self.assertIsNone(self.launcher.overlay_problem)
 
     def run_it(self, command: str) -> list[str]:
         """Return the lines that a shell command prints in a tree, which is an overlay."""
@@ -52,12 +52,12 @@ class OverlaysTests(SynchronousTestCase):
         file.parent.mkdir(exist_ok=True)
         file.write_text("from below\n")
         launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.workspace.tree_directory))
-        program = self.trees.start_program(self.checkout, self.workspace, launch)
+        program = self.launcher.start_program(self.checkout, self.workspace, launch)
         assert program.overlay_descriptor is not None
         os.close(program.overlay_descriptor)
-        status, printed = self.trees.starter.wait_for_program(program.directory, PATIENCE)
+        status, printed = self.launcher.starter.wait_for_program(program.directory, PATIENCE)
         self.assertEqual(status, 0, printed)
-        self.trees.forget_program(self.workspace)
+        self.launcher.kill_program(self.workspace)
         return printed.decode().splitlines()
 
     def test_overlay_gives_programs_no_rights_and_no_devices(self) -> None:
@@ -83,7 +83,7 @@ class OverlaysTests(SynchronousTestCase):
                 self.workspace.overlay_work_directory,
             )
             with self.assertRaisesRegex(OSError, "an overlay cannot", msg=path) as caught:
-                self.trees.starter.start_program(
+                self.launcher.starter.start_program(
                     self.workspace.output_directory, LaunchSpec(["/bin/true"], {}, "/"), layers
                 )
             self.assertEqual(caught.exception.filename, str(path))
@@ -95,14 +95,14 @@ class OverlaysTests(SynchronousTestCase):
         self.run_it("true")
         remove_tree(self.workspace.overlay_work_directory)
         launch = LaunchSpec(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree_directory))
-        program = self.trees.start_program(self.checkout, self.workspace, launch)
+        program = self.launcher.start_program(self.checkout, self.workspace, launch)
         assert program.overlay_descriptor is not None
         os.close(program.overlay_descriptor)
         printed = self.workspace.output_directory / "stdout"
         eventually(lambda: printed.read_bytes() == b"ready\n")
         meter = DiskMeter(self.workspace.tree_directory, inf, inf, lambda: [program.pid])
         use = meter.measure_usage()
-        self.trees.forget_program(self.workspace)
+        self.launcher.kill_program(self.workspace)
         self.assertGreaterEqual(use.disk_bytes, 2 * 1_000_000)
 
     def test_unlinked_open_files_in_an_overlay_count_as_disk_usage(self) -> None:

@@ -14,7 +14,7 @@ from twisted.trial.unittest import TestCase
 
 import tawebeval
 import tawebeval_client
-from tawebeval.sandbox.bubblewrap import TOOLS_NAME
+from tawebeval.sandbox.bubblewrap import EVALUATOR_TOOLS_DIRECTORY_NAME
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import Client, text
 from tests.integration.harness import (
@@ -135,7 +135,7 @@ class ClosedDirectoryTests(RootTestCase):
                 command = f"{PYTHON} evaluator.py && command -v tawebeval-run"
                 identifier = await client.evaluate(repository.url, commit, command)
                 events = await client.follow(identifier)
-            place = daemon.state / "accounts" / TOOLS_NAME
+            place = daemon.state / "accounts" / EVALUATOR_TOOLS_DIRECTORY_NAME
             tools = "/evaluation/tools" if kind == "auto" else place
             self.assertEqual(text(events), f"{tools}/lib\n{tools}/bin/tawebeval-run\n")
             await daemon.stop()

@@ -625,7 +625,7 @@ class AttachedTests(StarterCase):
         self.states.append(state)
 
     async def test_watcher_of_an_unknown_program_gets_the_state_unknown(self) -> None:
-        self.client.attach(reactor)
+        self.client.attach_reactor(reactor)
         self.client.watch_program(Path("/none"), self.on_state)
         while not self.states:
             await turn()
@@ -633,7 +633,7 @@ class AttachedTests(StarterCase):
 
     async def test_watchers_are_notified_when_the_starter_ends(self) -> None:
         told = []
-        self.client.attach(reactor, lambda: told.append("lost"))
+        self.client.attach_reactor(reactor, lambda: told.append("lost"))
         self.client.watch_program(Path("/none"), self.on_state)
         self.starter.kill()
         await self.lost
@@ -644,7 +644,7 @@ class AttachedTests(StarterCase):
         self.client.signal_program(Path("/none"), 9)  # does nothing
 
     async def test_requests_wait_without_blocking_for_a_starter_that_reads_none(self) -> None:
-        self.client.attach(reactor)
+        self.client.attach_reactor(reactor)
         os.kill(self.starter.pid, signal.SIGSTOP)
         for _ in range(1000):
             self.client.signal_program(Path("/none"), 9)
@@ -656,7 +656,7 @@ class AttachedTests(StarterCase):
 
     async def test_starter_that_takes_no_requests_any_more_is_lost(self) -> None:
         self.patch(starter_client, "_MAX_REQUESTS", 1)
-        self.client.attach(reactor)
+        self.client.attach_reactor(reactor)
         self.client.watch_program(Path("/none"), self.on_state)
         os.kill(self.starter.pid, signal.SIGSTOP)
         self.addCleanup(os.kill, self.starter.pid, signal.SIGCONT)

@@ -60,7 +60,7 @@ class Copying(ProcessProtocol):
 
 output = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 client = StarterClient.connect(Path(path))
-client.attach(reactor)
+client.attach_reactor(reactor)
 context = TailContext(reactor, client, FileWatcher(reactor), deferToThread)
 program = StartedProgram(Path(directory), int(pid), int(start_time))
 TailedProcess(context, Copying(), program, stdout_offset=os.fstat(output).st_size)

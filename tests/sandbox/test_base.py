@@ -75,7 +75,7 @@ class GroupTests(CellTestCase):
         self.assertEqual(self.cgroups.group.removed, 3)
 
     def test_cgroup_is_removed_if_the_start_fails(self) -> None:
-        self.trees.error = OSError(28, "No space left on device")
+        self.launcher.error = OSError(28, "No space left on device")
         cell = self.no_cell()
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 0)
@@ -90,33 +90,33 @@ class ProcessTests(CellTestCase):
         run = self.no_cell()
         started = run.start_evaluator("x", ENVIRONMENT, Path("/"))
         run.connect_process(ProcessProtocol(), started)
-        self.assertEqual(self.trees.connected, [(started, 0)])
+        self.assertEqual(self.launcher.connected, [(started, 0)])
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
-        (launch,) = self.trees.launched
+        (launch,) = self.launcher.launched
         self.assertEqual(launch.procs_files, ["/cgroup/a", "/cgroup/b"])
         self.assertEqual(launch.niceness, 10)
         self.assertEqual(launch.stdout_limit, LIMITS.output)
         self.assertEqual(launch.stderr_limit, LIMITS.stderr)
 
     def test_overlay_is_held_until_close(self) -> None:
-        self.trees.overlay_descriptor = os.open("/proc", os.O_RDONLY)
+        self.launcher.overlay_descriptor = os.open("/proc", os.O_RDONLY)
         run = self.started()
-        self.assertEqual(run.workspace_view.tree_descriptor, self.trees.overlay_descriptor)
+        self.assertEqual(run.workspace_view.tree_descriptor, self.launcher.overlay_descriptor)
         run.close()
-        self.assertEqual(self.trees.forgotten, [self.workspace])
+        self.assertEqual(self.launcher.killed, [self.workspace])
         run.close()
-        self.assertRaises(OSError, os.fstat, self.trees.overlay_descriptor)
+        self.assertRaises(OSError, os.fstat, self.launcher.overlay_descriptor)
         self.assertIsNone(run.workspace_view.tree_descriptor)
 
     def test_resumed_run_goes_on_with_its_output_and_limits(self) -> None:
         described = json.loads(json.dumps(self.started().describe_for_resume()))
-        self.trees.overlay_descriptor = os.open("/proc", os.O_RDONLY)
+        self.launcher.overlay_descriptor = os.open("/proc", os.O_RDONLY)
         run = self.no_cell()
         run.resume_process(ProcessProtocol(), ResumableProcess(described, 7, 8, 900))
         program = StartedProgram(self.workspace.output_directory, 7, 8)
-        self.assertEqual(self.trees.connected, [(program, 900)])
+        self.assertEqual(self.launcher.connected, [(program, 900)])
         self.assertEqual(self.disks[-1].run_start_time, described["since"])
-        self.assertEqual(run.workspace_view.tree_descriptor, self.trees.overlay_descriptor)
+        self.assertEqual(run.workspace_view.tree_descriptor, self.launcher.overlay_descriptor)
         run.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
@@ -127,7 +127,7 @@ class NoSandboxTests(CellTestCase):
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
     def test_run_without_sandbox_uses_the_paths_of_the_workspace(self) -> None:
-        cell = NoSandbox(LIMITS, self.cgroups, self.trees, TOOLS).make_run(
+        cell = NoSandbox(LIMITS, self.cgroups, self.launcher, TOOLS).make_run(
             self.workspace, self.checkout, LIMITS
         )
         self.assertEqual(cell.workspace_view, self.workspace.make_unsandboxed_view())

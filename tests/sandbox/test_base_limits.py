@@ -15,7 +15,7 @@ from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox import base as module
-from tawebeval.sandbox.base import LARGE_INSPECTION_COUNT, LimitMonitor, RunLimits
+from tawebeval.sandbox.base import LARGE_INSPECTED_ENTRY_COUNT, LimitMonitor, RunLimits
 from tawebeval.sandbox.disk import DiskUsage
 from tests.cases.sandbox import LIMITS, CellTestCase
 from tests.fakes.children import NO_PROCESS, FakeChild
@@ -35,7 +35,7 @@ class LimitTests(CellTestCase):
         return RunLimits(LIMITS, self.cgroups, self.workspace, self.checkout.commit)
 
     def check(self, reason: str, limit: str, words: str, *, final: bool = False) -> None:
-        error = self.limits.check(final)
+        error = self.limits.find_limit_failure(final)
         assert isinstance(error, EvaluationFailure)
         self.assertEqual(error.reason, reason)
         value = getattr(LIMITS, limit)
@@ -44,7 +44,7 @@ class LimitTests(CellTestCase):
         self.assertIn(words.format(shown), error.message)
 
     def check_none(self, *, final: bool = False) -> None:
-        self.assertIsNone(self.limits.check(final))
+        self.assertIsNone(self.limits.find_limit_failure(final))
 
     def test_final_check_of_limits_measures_cgroup_and_disk_again(self) -> None:
         self.check_none()
@@ -110,7 +110,7 @@ class LimitTests(CellTestCase):
             self.disk.free_bytes = free
             self.check_none()
             self.assertIs(self.limits.is_disk_nearly_full, free < LIMITS.free_disk)
-        error = self.limits.check(final=True)
+        error = self.limits.find_limit_failure(final=True)
         assert isinstance(error, EvaluationFailure)
         self.assertEqual(error.reason, "disk")
         value = LIMITS.free_disk
@@ -123,7 +123,7 @@ class LimitTests(CellTestCase):
         self.disk.free_bytes = MIB
         self.check_none(final=True)
         self.disk.free_bytes = MIB - 1
-        error = self.limits.check(final=True)
+        error = self.limits.find_limit_failure(final=True)
         self.assertEqual(error and error.reason, "disk")
 
     def test_open_files_of_descendants_are_measured_until_the_exit(self) -> None:
@@ -183,8 +183,10 @@ class BrokenRun(FakeRunLimits):
     error: Exception = OSError(2, "gone")
     failing = True
 
-    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
-        over = super().check(final, counts)
+    def find_limit_failure(
+        self, final: bool = False, counts: bool = True
+    ) -> EvaluationFailure | None:
+        over = super().find_limit_failure(final, counts)
         if self.failing:
             raise self.error
         return over
@@ -193,7 +195,9 @@ class BrokenRun(FakeRunLimits):
 class FailingCount(FakeRunLimits):
     """A cell whose files cannot be counted."""
 
-    def check(self, final: bool = False, counts: bool = True) -> EvaluationFailure | None:
+    def find_limit_failure(
+        self, final: bool = False, counts: bool = True
+    ) -> EvaluationFailure | None:
         if counts:
             raise OSError(24, "Too many open files")
         return None
@@ -302,14 +306,14 @@ class LargeCountTests(WatchTestCase):
         self.others = SlowThreads()
         super().setUp()
         self.large, self.small = make_cell(), make_cell()
-        self.large.inspection_count = LARGE_INSPECTION_COUNT + 1
-        self.small.inspection_count = LARGE_INSPECTION_COUNT
+        self.large.inspected_entry_count = LARGE_INSPECTED_ENTRY_COUNT + 1
+        self.small.inspected_entry_count = LARGE_INSPECTED_ENTRY_COUNT
         self.open.enter_context(self.over(self.small))
 
     def test_large_count_moves_to_another_thread(self) -> None:
         with self.over(self.large):
             self.clock.advance(PAUSE)
-            self.large.inspection_count = 0
+            self.large.inspected_entry_count = 0
             self.clock.pump([PAUSE] * 4)
             self.assertEqual(self.looks(self.large, self.small), [5, 5])
             self.assertEqual((self.large.counts, self.small.counts), (1, 5))
@@ -332,7 +336,7 @@ class LargeCountTests(WatchTestCase):
 
     def test_large_run_is_lost_after_repeated_failed_counts(self) -> None:
         broken = FailingCount(LimitSettings())
-        broken.inspection_count = LARGE_INSPECTION_COUNT + 1
+        broken.inspected_entry_count = LARGE_INSPECTED_ENTRY_COUNT + 1
         with self.over(broken):
             self.clock.advance(PAUSE)
             for _ in range(7):

@@ -47,16 +47,16 @@ def request(**members: Any) -> bytes:
 
 PARENT = """
 import json, os, signal
-from tawebeval.sandbox.broker import CONFIGURATION, FILTERS, LISTENING, SOURCE, main
+from tawebeval.sandbox.broker import CONFIGURATION, FILTER_DESCRIPTORS, LISTENING, SOURCE, main
 sizes = {"rlimits": {}, "memory_bytes": 1, "max_processes": 1}
-told = {"bwrap": [], "mounts": [], **sizes, "parent_pid": os.getpid(), "cgroup": ""}
+told = {"bwrap_argv": [], "mounts": [], **sizes, "parent_pid": os.getpid(), "cgroup_directory": ""}
 if os.fork():
     signal.pause()
 file = os.memfd_create("told")
 os.write(file, json.dumps(told).encode())
 os.dup2(file, CONFIGURATION)
 os.dup2(0, LISTENING)
-for number in (SOURCE, *FILTERS):
+for number in (SOURCE, *FILTER_DESCRIPTORS):
     os.dup2(2, number)
 main()
 """
@@ -90,7 +90,7 @@ class Parents(SynchronousTestCase):
 class Requests(SynchronousTestCase):
     def test_request_has_defaults_for_missing_members(self) -> None:
         found = parse_request(request(read=[["/a", "/b"]], write=[["/c", "/d"]], time=1))
-        self.assertEqual(found.paths, [("/a", "/b", False), ("/c", "/d", True)])
+        self.assertEqual(found.mounts, [("/a", "/b", False), ("/c", "/d", True)])
         self.assertEqual((found.time, found.wall, found.memory), (1.0, None, None))
         self.assertEqual(found.directory, "/tmp")
         self.assertEqual(found.environment, {})
@@ -98,7 +98,7 @@ class Requests(SynchronousTestCase):
     def test_request_may_name_a_path_that_every_sandbox_shows(self) -> None:
         shown = ("/opt", "/etc/x.cfg")
         for path in ("/opt", "/opt/a/b", "/etc/x.cfg"):
-            self.assertEqual(parse_request(request(read=[[path, path]]), (), shown).paths, [])
+            self.assertEqual(parse_request(request(read=[[path, path]]), (), shown).mounts, [])
         for member, source in (("read", "/a"), ("write", "/opt/a")):
             message = request(**{member: [[source, "/opt/a"]]})
             self.assertRaises(RequestRefused, parse_request, message, (), shown)
@@ -117,7 +117,7 @@ class Requests(SynchronousTestCase):
             found = parse_request(request(read=[["/given", target] for target in targets]))
         except RequestRefused:
             return
-        kept = [Path(target) for _, target, _ in found.paths]
+        kept = [Path(target) for _, target, _ in found.mounts]
         for target in kept:
             self.assertNotIn(target.parts[1], ("usr", "proc"))
             self.assertNotIn("..", target.parts)

@@ -28,11 +28,11 @@ from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun
 from tawebeval.sandbox.bubblewrap import (
-    BROKER_FILE_NAME,
-    NETWORK_FILES,
+    BROKER_PROGRAM_FILE_NAME,
+    EVALUATOR_TOOLS_DIRECTORY_NAME,
+    NETWORK_FILE_PATTERNS,
     READ_ONLY_ACCESS,
-    TOOLCHAIN_FILES,
-    TOOLS_NAME,
+    TOOLCHAIN_FILE_PATTERNS,
     BubblewrapSandbox,
     HelperSandbox,
     build_file_options,
@@ -83,7 +83,7 @@ class BubblewrapTestCase(CellTestCase):
         return BubblewrapSandbox(
             LIMITS,
             self.cgroups,
-            self.trees,
+            self.launcher,
             "/opt/bwrap",
             self.files,
             (PROGRAM, PROGRAM),
@@ -104,7 +104,7 @@ class BubblewrapTestCase(CellTestCase):
 
     @property
     def launch(self) -> LaunchSpec:
-        return self.trees.launched[0]  # type: ignore[no-any-return]
+        return self.launcher.launched[0]  # type: ignore[no-any-return]
 
 
 class ArgumentTests(BubblewrapTestCase):
@@ -152,12 +152,12 @@ class ArgumentTests(BubblewrapTestCase):
         for network, is_build in ((True, False), (True, True), (False, True)):
             cell = self.make(network=network)
             cell.is_build = is_build
-            self.trees.copied.clear()
+            self.launcher.copied.clear()
             self.start(cell)
             reaches = network and not is_build
             self.assertEqual(cell.has_network, reaches)
-            self.assertEqual("--share-net" in self.trees.launched[-1].argv, reaches)
-            self.assertEqual(self.trees.copied, [self.checkout.path] * is_build)
+            self.assertEqual("--share-net" in self.launcher.launched[-1].argv, reaches)
+            self.assertEqual(self.launcher.copied, [self.checkout.path] * is_build)
 
     def test_environment_is_in_a_file_for_bwrap(self) -> None:
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
@@ -188,14 +188,14 @@ class DescriptorTests(BubblewrapTestCase):
         (filter_file,) = self.files.iterdir()
         filter_file.unlink()
         filter_file.touch()
-        self.assertEqual(self.sandbox().list_filters(), [{"read": str(filter_file)}] * 2)
+        self.assertEqual(self.sandbox().store_filter_files(), [{"read": str(filter_file)}] * 2)
         self.assertEqual(filter_file.read_bytes(), PROGRAM)
 
     def test_broker_program_is_a_file_and_is_not_sent_with_each_start(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         write_sandbox_files(folder)
-        run = [sys.executable, folder / BROKER_FILE_NAME]
+        run = [sys.executable, folder / BROKER_PROGRAM_FILE_NAME]
         said = subprocess.run(run, capture_output=True).stderr
         self.assertIn(b"Bad file descriptor", said)  # it needs those of the starter
         self.assertLess(len(json.dumps(self.launch.build_json_object())), 2**15)
@@ -205,11 +205,11 @@ class BrokerTests(BubblewrapTestCase):
     def test_broker_is_in_the_cgroup_of_the_evaluation(self) -> None:
         self.cgroups.group.entries = ["/cgroup/a"]
         self.start(self.make())
-        broker = self.trees.launched[-1].broker
+        broker = self.launcher.launched[-1].broker
         self.assertEqual(broker.procs_files, ["/cgroup/a"])
         self.assertEqual((broker.niceness, broker.environment), (10, {}))
         self.assertEqual(
-            self.trees.launched[-1].broker_socket_path, str(self.workspace.root / "runner")
+            self.launcher.launched[-1].broker_socket_path, str(self.workspace.root / "runner")
         )
 
     def test_broker_gets_its_program_its_configuration_and_the_socket(self) -> None:
@@ -217,10 +217,10 @@ class BrokerTests(BubblewrapTestCase):
         assert broker is not None
         self.assertEqual(broker.argv[-2:], ["/proc/self/fd/3", "tawebeval-broker"])
         program, configuration, listening = broker.descriptors[:3]
-        self.assertEqual(program, {"read": f"{self.files}/{BROKER_FILE_NAME}"})
+        self.assertEqual(program, {"read": f"{self.files}/{BROKER_PROGRAM_FILE_NAME}"})
         self.assertEqual(listening, {"socket": ""})
         told = json.loads(configuration["text"])
-        self.assertEqual(told["parent_pid"], self.trees.pid)
+        self.assertEqual(told["parent_pid"], self.launcher.pid)
         self.assertEqual(told["memory_bytes"], LIMITS.memory)
         self.assertEqual(told["max_processes"], LIMITS.processes)
 
@@ -302,7 +302,7 @@ class SignalTests(BubblewrapTestCase):
         self.status_file.write_bytes(CHILD)
         for _ in range(2):
             self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining_processes()))
-        self.assertEqual((waited, lives), ([(77, self.trees.pid)], []))
+        self.assertEqual((waited, lives), ([(77, self.launcher.pid)], []))
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
 
     def test_no_process_is_killed_if_the_sandbox_never_started(self) -> None:
@@ -349,7 +349,7 @@ class SystemTests(SynchronousTestCase):
             self.show(
                 [
                     *build_system_options(accounts),
-                    *build_file_options((*TOOLCHAIN_FILES, *NETWORK_FILES)),
+                    *build_file_options((*TOOLCHAIN_FILE_PATTERNS, *NETWORK_FILE_PATTERNS)),
                 ]
             ),
             [
@@ -384,14 +384,14 @@ class AccountTests(SynchronousTestCase):
         self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
         self.assertEqual(
             {path.name for path in folder.iterdir()},
-            {"passwd", "group", "init", TOOLS_NAME, BROKER_FILE_NAME},
+            {"passwd", "group", "init", EVALUATOR_TOOLS_DIRECTORY_NAME, BROKER_PROGRAM_FILE_NAME},
         )
 
     def test_file_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing(self) -> None:
         write_bytes = Path.write_bytes
         for full, is_whole in (
             ("init", True),
-            (BROKER_FILE_NAME, True),
+            (BROKER_PROGRAM_FILE_NAME, True),
             ("passwd", False),
             ("group", False),
         ):

@@ -81,7 +81,7 @@ class CountTests(DiskTestCase):
         self.assertEqual(
             self.count(), DiskUsage(disk_bytes=size, file_count=4, largest_file_bytes=5 * BLOCK)
         )
-        self.assertEqual(self.count().inspection_count, 4 + 2, "directories count twice")
+        self.assertEqual(self.count().inspected_entry_count, 4 + 2, "directories count twice")
         self.assertGreaterEqual(size, 8 * BLOCK)
 
     def test_excluded_names_are_left_out_only_at_the_top_level(self) -> None:
@@ -137,15 +137,15 @@ class CountTests(DiskTestCase):
 class WorkTests(DiskTestCase):
     def test_each_thread_and_descriptor_counts_as_one_inspection(self) -> None:
         pid = self.start("exec 5</dev/null 7>&1")
-        self.assertEqual(self.count(pid).inspection_count, 1 + 3 + 2)
+        self.assertEqual(self.count(pid).inspected_entry_count, 1 + 3 + 2)
 
     def test_count_ends_beyond_its_limits(self) -> None:
         for number in range(50):
             self.write(self.top / str(number), 1)
         use = measure_disk_usage(self.top, [NO_PROCESS], most=(10 * BLOCK, 100))
-        self.assertEqual((use.inspection_count, use.disk_bytes), (11, 11 * BLOCK))
+        self.assertEqual((use.inspected_entry_count, use.disk_bytes), (11, 11 * BLOCK))
         use = measure_disk_usage(self.top, [NO_PROCESS], most=(100 * BLOCK, 20))
-        self.assertEqual((use.inspection_count, use.file_count), (21, 21))
+        self.assertEqual((use.inspected_entry_count, use.file_count), (21, 21))
         self.assertEqual(measure_disk_usage(self.top, (), most=(50 * BLOCK, 50)).file_count, 50)
 
 

@@ -21,7 +21,7 @@ from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import StartedProgram, StarterClient
 from tawebeval.sandbox import probe as module
 from tawebeval.sandbox.base import NoSandbox, Sandbox, SandboxedRun
-from tawebeval.sandbox.bubblewrap import TOOLS_NAME, BubblewrapSandbox
+from tawebeval.sandbox.bubblewrap import EVALUATOR_TOOLS_DIRECTORY_NAME, BubblewrapSandbox
 from tawebeval.sandbox.probe import (
     DEFAULT_PROBE_DIRECTORIES,
     TREE_COPY_WARNING,
@@ -32,8 +32,8 @@ from tawebeval.sandbox.probe import (
     probe_bubblewrap,
     probe_overlays_or_copies,
 )
-from tawebeval.sandbox.workspace import Workspace, WritableTrees
-from tests.fakes.sandbox import NO_CGROUPS, FakeTrees
+from tawebeval.sandbox.workspace import Workspace, WorkspaceLauncher
+from tests.fakes.sandbox import NO_CGROUPS, FakeLauncher
 
 OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
 
@@ -56,8 +56,8 @@ class SandboxesTestCase(SynchronousTestCase):
         self.patch(tempfile, "tempdir", str(self.temporary))
         self.bwrap: str | None = str(self.root / "bwrap")
         self.patch(shutil, "which", {"bwrap": self.bwrap}.get)
-        self.trees: Any = WritableTrees(self.root / "starter" / "socket")
-        self.addCleanup(self.trees.close)
+        self.launcher: Any = WorkspaceLauncher(self.root / "starter" / "socket")
+        self.addCleanup(self.launcher.close)
 
     def install(self, script: str) -> None:
         """Have a bwrap that does this; what it is given is in "$@"."""
@@ -67,7 +67,7 @@ class SandboxesTestCase(SynchronousTestCase):
 
     def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
         configuration = Configuration(sandbox=Settings(kind=kind, **settings), limits=LIMITS)
-        return open_sandbox(configuration, self.accounts, NO_CGROUPS, self.trees)
+        return open_sandbox(configuration, self.accounts, NO_CGROUPS, self.launcher)
 
     def open_bubblewrap(self) -> BubblewrapSandbox:
         sandbox = self.open()
@@ -79,9 +79,8 @@ class OpenTests(SandboxesTestCase):
     def test_bubblewrap_is_not_needed_without_a_sandbox(self) -> None:
         self.patch(shutil, "which", lambda name: None)
         sandbox = self.open("none", readable=("/nonexistent",))
-        self.assertEqual(
-            sandbox, NoSandbox(LIMITS, NO_CGROUPS, self.trees, self.accounts / TOOLS_NAME)
-        )
+        tools = self.accounts / EVALUATOR_TOOLS_DIRECTORY_NAME
+        self.assertEqual(sandbox, NoSandbox(LIMITS, NO_CGROUPS, self.launcher, tools))
 
     def test_bubblewrap_is_the_default_and_opened_as_configured(self) -> None:
         for kind in ("auto", "bubblewrap"):
@@ -91,7 +90,7 @@ class OpenTests(SandboxesTestCase):
                 self.assertEqual(sandbox.bwrap_path, self.bwrap)
                 self.assertEqual(sandbox.has_network, network)
                 self.assertEqual(sandbox.readable_paths, ("/usr", "/etc"))
-                self.assertTrue(all(sandbox.filters))
+                self.assertTrue(all(sandbox.filter_programs))
 
     def test_missing_bubblewrap_is_an_error(self) -> None:
         self.patch(shutil, "which", lambda name: None)
@@ -113,7 +112,7 @@ class OpenTests(SandboxesTestCase):
         self.assertIsNone(open_helper_sandbox(self.open("none"), self.accounts).bwrap_path)
         box = open_helper_sandbox(self.open_bubblewrap(), self.accounts)
         self.assertEqual(box.bwrap_path, self.bwrap)
-        self.assertEqual(len(box.filters), 2)
+        self.assertEqual(len(box.filter_programs), 2)
 
 
 class TryTests(SandboxesTestCase):
@@ -125,7 +124,7 @@ class TryTests(SandboxesTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.trees.connect_starter()
+        self.launcher.connect_starter()
         self.addCleanup(self.assert_nothing_left)
 
     def problem(self) -> tuple[str, str]:
@@ -135,7 +134,7 @@ class TryTests(SandboxesTestCase):
 
     def assert_nothing_left(self) -> None:
         self.assertEqual(os.listdir(self.temporary), [], "the trial leaves nothing behind")
-        self.assertEqual(self.trees.starter.list_programs(), set(), "nor a program")
+        self.assertEqual(self.launcher.starter.list_programs(), set(), "nor a program")
 
     def test_probe_runs_a_command_as_evaluators(self) -> None:
         self.install(
@@ -213,7 +212,7 @@ class TryTests(SandboxesTestCase):
 
 
 @attrs.define
-class StartingTrees(FakeTrees):
+class StartingLauncher(FakeLauncher):
     """Makes no trees, and starts programs all the same."""
 
     real: StarterClient = attrs.field(kw_only=True)
@@ -228,7 +227,7 @@ class StartingTrees(FakeTrees):
         super().start_program(checkout, workspace, launch)
         return self.real.start_program(workspace.output_directory, launch)
 
-    def forget_program(self, workspace: Workspace) -> None:
+    def kill_program(self, workspace: Workspace) -> None:
         self.real.forget_program_blocking(workspace.output_directory)
 
 
@@ -237,7 +236,7 @@ class TreesTests(SandboxesTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.trees = StartingTrees(real=self.trees.connect_starter())
+        self.launcher = StartingLauncher(real=self.launcher.connect_starter())
 
     def try_it(self) -> SetupProblem | None:
         for name in ("checkouts", "workspaces"):
@@ -254,25 +253,26 @@ class TreesTests(SandboxesTestCase):
             f"cd {self.in_shell}; test -e again && echo sound && exit; touch again; echo no"
         )
         self.assertIsNone(self.try_it())
-        self.assertEqual(self.trees.overlay_problem, "no")
-        self.assertEqual(len(self.trees.made), 2)
+        self.assertEqual(self.launcher.overlay_problem, "no")
+        self.assertEqual(len(self.launcher.made), 2)
 
     def test_copies_are_used_if_overlays_cannot_be_mounted(self) -> None:
         self.install("echo sound")
-        start = FakeTrees.start_program
+        start = FakeLauncher.start_program
 
-        def refuse(trees: FakeTrees, *arguments: Any, **options: bool) -> Any:
-            started = start(trees, *arguments, **options)
-            if trees.overlay_problem is None:
+        def refuse(launcher: FakeLauncher, *arguments: Any, **options: bool) -> Any:
+            started = start(launcher, *arguments, **options)
+            if launcher.overlay_problem is None:
                 raise OSError(22, "an overlay cannot be mounted: Invalid argument")
             return started
 
-        self.patch(FakeTrees, "start_program", refuse)
+        self.patch(FakeLauncher, "start_program", refuse)
         self.assertIsNone(self.try_it())
         self.assertEqual(
-            self.trees.overlay_problem, "[Errno 22] an overlay cannot be mounted: Invalid argument"
+            self.launcher.overlay_problem,
+            "[Errno 22] an overlay cannot be mounted: Invalid argument",
         )
-        self.assertEqual(len(self.trees.made), 2)
+        self.assertEqual(len(self.launcher.made), 2)
 
     def test_probe_reports_a_sandbox_that_can_write_to_the_checkout(self) -> None:
         self.install(
@@ -285,7 +285,7 @@ class TreesTests(SandboxesTestCase):
     def test_copies_are_logged_with_their_reason(self) -> None:
         self.install("echo sound")
         for problem, said in ((None, []), ("no python", [f"{TREE_COPY_WARNING} (no python)"])):
-            self.trees.overlay_problem = problem
+            self.launcher.overlay_problem = problem
             with capturedLogs() as events:
                 check_sandbox_and_log_problems(self.open(), DEFAULT_PROBE_DIRECTORIES)
             logged = [str(formatEvent(event)).partition("; ")[0] for event in events]
@@ -312,7 +312,7 @@ class RelyTests(SandboxesTestCase):
         self.assertIn("install bubblewrap 0.8.0", message)
 
     def test_daemon_does_not_start_without_a_starter(self) -> None:
-        self.trees = FakeTrees(error=OSError(None, "no python"))
+        self.launcher = FakeLauncher(error=OSError(None, "no python"))
         for kind in ("none", "bubblewrap"):
             error = self.assertRaises(SystemExit, self.rely, self.open(kind))
             self.assertEqual(
@@ -326,4 +326,4 @@ class RelyTests(SandboxesTestCase):
         (warning,) = self.rely(sandbox)
         self.assertIn('sandbox.kind is "none"', warning)
         self.assertIn("the daemon's user can on this machine; run `apt-get install", warning)
-        self.assertEqual(sandbox.writable_trees.overlay_problem, "no sandbox")
+        self.assertEqual(sandbox.workspace_launcher.overlay_problem, "no sandbox")

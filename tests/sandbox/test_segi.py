@@ -484,7 +484,7 @@ class Requests(SynchronousTestCase):
         report.update(wall_seconds=0.0, peak_memory_bytes=0)
 
         def copy(connection: socket.socket, request: broker.RunRequest) -> None:
-            stdin, *outputs = broker.send_streams(connection)
+            stdin, *outputs = broker.send_pipe_ends(connection)
             for output, content in zip(outputs, (os.read(stdin, 99), b"wrong"), strict=True):
                 os.write(output, content)
                 os.close(output)
@@ -501,7 +501,7 @@ class Requests(SynchronousTestCase):
 
     def test_no_other_program_inherits_the_streams(self) -> None:
         def close(connection: socket.socket, request: broker.RunRequest) -> None:
-            for stream in broker.send_streams(connection):
+            for stream in broker.send_pipe_ends(connection):
                 os.close(stream)
 
         self.serve(close)

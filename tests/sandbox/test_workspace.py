@@ -1,4 +1,4 @@
-"""`sandbox.workspace`: directories, paths that lead out of them, and the trees of starters."""
+"""`sandbox.workspace`: directories, paths that lead out of them, and started programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.starter_client import StarterClient, spawn_starter
-from tawebeval.sandbox.workspace import FileRefused, Workspace, WritableTrees
+from tawebeval.sandbox.workspace import FileRefused, Workspace, WorkspaceLauncher
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import eventually, is_alive, sh
 
@@ -60,7 +60,7 @@ class DirectoryTests(WorkspaceTestCase):
                 (self.workspace.overlay_work_directory / name).mkdir()
             for directory in (volatile, volatile.parent, volatile.parent.parent):
                 directory.chmod(0)
-            self.workspace.remove_evaluator_content(keep_submission=True)
+            self.workspace.remove_all_but_output(keep_submission=True)
             self.assertEqual(os.listdir(self.workspace.root), ["submission"])
 
     def test_sandboxed_evaluator_sees_its_own_paths(self) -> None:
@@ -246,24 +246,24 @@ class StarterTests(TreesTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.socket = self.root / "starter" / "socket"
-        self.trees = WritableTrees(self.socket)
-        self.addCleanup(self.trees.close)
+        self.launcher = WorkspaceLauncher(self.socket)
+        self.addCleanup(self.launcher.close)
 
     def connect(self) -> None:
-        self.trees.connect_starter()
-        self.trees.overlay_problem = "no overlays here"
+        self.launcher.connect_starter()
+        self.launcher.overlay_problem = "no overlays here"
 
     def test_close_ends_the_own_starter_and_its_programs(self) -> None:
         self.connect()
-        pid = self.trees.starter.pid
-        program = self.trees.start_program(self.checkout, self.make_workspace(), LAUNCH)
-        self.trees.close()
-        self.trees.close()
+        pid = self.launcher.starter.pid
+        program = self.launcher.start_program(self.checkout, self.make_workspace(), LAUNCH)
+        self.launcher.close()
+        self.launcher.close()
         self.assertEqual((is_alive(pid), is_alive(program.pid)), (False, False))
 
     def test_close_leaves_a_starter_of_another_program_running(self) -> None:
         spawn_starter(self.socket)
-        shared = WritableTrees(self.socket, is_own=False)
+        shared = WorkspaceLauncher(self.socket, is_own=False)
         shared.connect_starter()
         pid = shared.starter.pid
         shared.close()
@@ -275,50 +275,50 @@ class StarterTests(TreesTestCase):
         former = StarterClient.connect(self.socket)
         self.connect()
         self.assertFalse(is_alive(former.pid))
-        self.assertNotEqual(self.trees.starter.pid, former.pid)
+        self.assertNotEqual(self.launcher.starter.pid, former.pid)
         former.close()
 
-    def test_forget_program_kills_the_program_and_closes_its_overlay(self) -> None:
+    def test_kill_program_kills_the_program_and_closes_its_overlay(self) -> None:
         self.connect()
         workspace = self.make_workspace()
-        program = self.trees.start_program(self.checkout, workspace, LAUNCH)
-        self.trees.forget_program(workspace)
+        program = self.launcher.start_program(self.checkout, workspace, LAUNCH)
+        self.launcher.kill_program(workspace)
         eventually(lambda: not is_alive(program.pid))
-        self.assertEqual(self.trees.starter.list_programs(), set())
-        self.trees.forget_program(workspace)
-        self.assertIsNone(self.trees.starter.reopen_overlay(workspace.output_directory))
+        self.assertEqual(self.launcher.starter.list_programs(), set())
+        self.launcher.kill_program(workspace)
+        self.assertIsNone(self.launcher.starter.reopen_overlay(workspace.output_directory))
 
-    def test_forget_program_without_a_starter_does_nothing(self) -> None:
-        self.trees.forget_program(Workspace(self.root))
+    def test_kill_program_without_a_starter_does_nothing(self) -> None:
+        self.launcher.kill_program(Workspace(self.root))
 
     def test_missing_checkout_is_an_error(self) -> None:
         self.connect()
         self.checkout.rename(self.mktemp())
         self.assertRaises(
-            OSError, self.trees.start_program, self.checkout, self.make_workspace(), LAUNCH
+            OSError, self.launcher.start_program, self.checkout, self.make_workspace(), LAUNCH
         )
-        self.assertEqual(self.trees.starter.list_programs(), set())
+        self.assertEqual(self.launcher.starter.list_programs(), set())
 
     def test_program_in_a_copied_tree_prints_into_the_output_file(self) -> None:
         self.connect()
         workspace = self.make_workspace()
         launch = sh("cat file")._replace(directory=str(workspace.tree_directory))
-        self.trees.start_program(self.checkout, workspace, launch)
-        ended = self.trees.starter.wait_for_program(workspace.output_directory, PATIENCE)
+        self.launcher.start_program(self.checkout, workspace, launch)
+        ended = self.launcher.starter.wait_for_program(workspace.output_directory, PATIENCE)
         self.assertEqual(ended, (0, b"as it was"))
 
 
 class ForgettingTests(TreesTestCase):
-    def test_forget_program_raises_only_errors_that_pass(self) -> None:
-        trees = WritableTrees(self.root / "socket")
+    def test_kill_program_raises_only_errors_that_pass(self) -> None:
+        launcher = WorkspaceLauncher(self.root / "socket")
         workspace = self.make_workspace()
         for number, is_raised in ((errno.EMFILE, True), (errno.ECONNREFUSED, False), (None, False)):
 
             def fail(directory: Path, number: int | None = number) -> None:
                 raise OSError(number, "why")
 
-            trees._client = SimpleNamespace(forget_program_blocking=fail)  # type: ignore[assignment]
+            launcher._client = SimpleNamespace(forget_program_blocking=fail)  # type: ignore[assignment]
             raised = self.assertRaises(OSError) if is_raised else nullcontext()
             with raised as caught:
-                trees.forget_program(workspace)
+                launcher.kill_program(workspace)
             self.assertEqual(caught and caught.exception.errno, number if is_raised else None)

@@ -181,7 +181,7 @@ class CommandTests(SynchronousTestCase):
         self.commands.watch_job("a", lambda _: None)
         for _ in range(20):
             self.look()
-        self.commands.unwatch_job("a")
+        self.commands.abandon_job("a")
         self.complaints["squeue"] = "no answer"
         for _ in range(20):
             self.look()
@@ -203,7 +203,7 @@ class CommandTests(SynchronousTestCase):
         (scancel,) = self.asked[1:]
         self.assertEqual(sorted(scancel), [*sorted(map(str, range(1, 301))), "scancel"])
         self.assertFalse(self.commands.counters.is_controller_unreachable)
-        self.commands.unwatch_job(own)
+        self.commands.abandon_job(own)
         for _ in range(20):  # until it is
             self.look("1|tawebeval-d-1|RUNNING||\n")
         self.look()
@@ -214,7 +214,7 @@ class CommandTests(SynchronousTestCase):
         self.commands.watch_job(name, lambda _: None)
         for state in ("RUNNING", "RUNNING", "COMPLETING", "COMPLETED"):
             self.look(f"1|{name}|{state}||one\n")
-            self.commands.unwatch_job(name)
+            self.commands.abandon_job(name)
             self.assertEqual(len(self.asked), 1)
 
     def test_commands_get_the_configuration_of_slurm_and_no_secret(self) -> None:

@@ -28,11 +28,11 @@ from tawebeval.sandbox.bubblewrap import BubblewrapSandbox
 from tawebeval.sandbox.workspace import Workspace
 from tawebeval.slurm.commands import JobCounters, QueuedJob
 from tawebeval.slurm.job import (
-    KILL_ANSWER_TIMEOUT,
     MAX_POLL_SECONDS,
     MAX_POLLS_OF_ENDING_JOB,
     MAX_POLLS_WITHOUT_JOB,
     MIN_POLL_SECONDS,
+    NODE_KILL_TIMEOUT,
     SRUN_END_TIMEOUT,
     Job,
     SlurmRun,
@@ -89,7 +89,7 @@ class FakeCommands:
     def watch_job(self, name: str, on_look: Any = lambda job: None) -> None:
         self.watchers[name] = on_look
 
-    def unwatch_job(self, name: str) -> None:
+    def abandon_job(self, name: str) -> None:
         self.watchers.pop(name, None)
 
 
@@ -129,10 +129,10 @@ class JobCase(SynchronousTestCase):
         (self.tree / "README").write_text("an evaluator")
         self.clock, self.starter, self.commands = Clock(), FakeStarter(), FakeCommands()
         self.clock.callFromThread = lambda call, *given: call(*given)  # type: ignore[attr-defined]
-        trees: Any = SimpleNamespace(starter=self.starter)
+        launcher: Any = SimpleNamespace(starter=self.starter)
         settings = RunnerSettings(arguments=("--partition=all", "--qos=low"), retries=self.retries)
         local = BubblewrapSandbox(
-            LimitSettings(), NO_CGROUPS, trees, "/usr/bin/bwrap", folder, (), (), False
+            LimitSettings(), NO_CGROUPS, launcher, "/usr/bin/bwrap", folder, (), (), False
         )
         commands: Any = self.commands
         threads: Any = InlineThreads()
@@ -171,7 +171,7 @@ class JobCase(SynchronousTestCase):
 
     def print_text(self, text: str) -> None:
         own, moved = self.job.output_directory, self.evaluation.output_directory
-        directory = own if self.slurm_run.state is None else moved
+        directory = own if self.slurm_run.node_program_state is None else moved
         for name, content in (("stdout", text), ("stderr", "")):
             with (directory / name).open("a") as file:
                 file.write(content)
@@ -200,7 +200,7 @@ class JobCase(SynchronousTestCase):
         self.pass_time()
 
     def check_loss(self, reason: str) -> None:
-        loss = self.slurm_run.loss
+        loss = self.slurm_run.job_loss
         assert loss is not None
         self.assertEqual(loss.reason, reason)
 
@@ -307,14 +307,14 @@ class JobTests(JobCase):
         self.starter.listeners[self.job.root](ProgramState(status=0, is_output_complete=True))
         self.clock.pump([0] * 9)
         self.assertEqual(len(self.run_.told), 2)
-        self.assertIsNone(self.slurm_run.loss)
+        self.assertIsNone(self.slurm_run.job_loss)
 
     def test_job_is_lost_if_the_node_does_not_react_to_a_signal_in_time(self) -> None:
         self.connect()
         self.process.signal_group(signal.SIGTERM)
         self.process.signal_group(signal.SIGKILL)
         self.assertEqual((self.job.root / "signal").read_text(), "15\n9\n")
-        self.clock.advance(KILL_ANSWER_TIMEOUT)
+        self.clock.advance(NODE_KILL_TIMEOUT)
         self.pass_time()
         self.assertEqual((self.starter.forgotten, self.commands.watchers), ([self.job.root], {}))
         self.assertEqual(len(self.run_.told), 2)
@@ -335,7 +335,7 @@ class JobTests(JobCase):
         self.connect()
         self.write_state(status=0, rusage=RUSAGE, is_output_complete=True)
         self.queue("CANCELLED")
-        self.assertIsNone(self.slurm_run.loss)
+        self.assertIsNone(self.slurm_run.job_loss)
 
     def test_job_goes_on_without_an_srun_that_was_killed(self) -> None:
         self.connect()
@@ -344,7 +344,7 @@ class JobTests(JobCase):
         self.print_text("late\n")
         self.tell_end()
         self.assertEqual(self.run_.stdout, b"late\n")
-        self.assertIsNone(self.slurm_run.loss)
+        self.assertIsNone(self.slurm_run.job_loss)
         self.assertEqual(self.commands.watchers, {})
 
     def test_job_missing_from_the_queue_for_several_polls_is_lost(self) -> None:
@@ -352,7 +352,7 @@ class JobTests(JobCase):
         self.queue(None, MAX_POLLS_WITHOUT_JOB - 1)
         self.queue("RUNNING")
         self.queue(None, MAX_POLLS_WITHOUT_JOB - 1)
-        self.assertIsNone(self.slurm_run.loss)
+        self.assertIsNone(self.slurm_run.job_loss)
         self.queue(None)
         self.check_loss("lost")
 
@@ -374,7 +374,7 @@ class JobTests(JobCase):
         self.queue("RUNNING", 2)
         self.assertEqual(self.run_.told, ["suspended", "restarted"])
         self.queue("COMPLETING", MAX_POLLS_OF_ENDING_JOB - 1)
-        self.assertIsNone(self.slurm_run.loss)
+        self.assertIsNone(self.slurm_run.job_loss)
         self.assertEqual(self.run_.told, ["suspended", "restarted", "suspended"])
 
     def test_srun_that_does_not_end_after_its_job_is_killed(self) -> None:
@@ -410,26 +410,26 @@ class JobTests(JobCase):
         limits = self.slurm_run.run_limits
         for exceeded in ("cpu", "memory", "disk"):
             self.tell(exceeded=exceeded)
-            failure = limits.check()
+            failure = limits.find_limit_failure()
             assert failure is not None
             self.assertEqual(failure.reason, exceeded)
 
     def test_unlinked_open_files_count_towards_the_disk_limit(self) -> None:
         self.connect()
         limits = self.slurm_run.run_limits
-        self.assertIsNone(limits.check())
+        self.assertIsNone(limits.find_limit_failure())
         self.tell(unlinked_bytes=LimitSettings().disk)
         (self.job.home_directory / "file").write_text("x")
-        failure = limits.check(final=True)
+        failure = limits.find_limit_failure(final=True)
         assert failure is not None
         self.assertEqual(failure.reason, "disk")
         self.tell(unlinked_bytes=0)
-        self.assertIsNone(limits.check(final=True))
+        self.assertIsNone(limits.find_limit_failure(final=True))
 
     def test_limits_are_not_checked_while_the_job_directory_is_missing(self) -> None:
         self.connect()
         self.job.root.rename(self.job.root.with_name("away"))
-        self.assertIsNone(self.slurm_run.run_limits.check(final=True))
+        self.assertIsNone(self.slurm_run.run_limits.find_limit_failure(final=True))
 
 
 class RepeatTests(JobCase):
@@ -483,7 +483,7 @@ class RepeatTests(JobCase):
         self.tell(node="two", pid=8, status=0, rusage=RUSAGE, is_output_complete=True)
         self.assertEqual(self.run_.stdout, b"one\ntwo\n")
         self.assertEqual(len(self.run_.told), 4)
-        self.assertIsNone(self.slurm_run.loss)
+        self.assertIsNone(self.slurm_run.job_loss)
 
     def test_evaluator_that_has_printed_is_not_begun_again(self) -> None:
         for name in ("stdout", "stderr"):
@@ -530,7 +530,7 @@ class RepeatTests(JobCase):
         run_in_thread = self.sandbox.threads.run_in_thread
 
         async def stop_after(call: Callable[..., Any], *arguments: Any) -> Any:
-            if call == self.lost.close_empty_output:
+            if call == self.lost.replace_empty_output_files:
                 self.process.signal_group(signal.SIGTERM)
             return await run_in_thread(call, *arguments)
 
@@ -660,5 +660,5 @@ class ResumeTests(JobCase):
             self.assertEqual(self.starter.forgotten, [self.left_job.root])
 
     def test_job_with_another_process_number_is_not_resumed(self) -> None:
-        self.left = ResumableProcess(self.left.description, 4, 6, 0)
+        self.left = ResumableProcess(self.left.resume_data, 4, 6, 0)
         self.assertRaises(OSError, self.slurm_run.resume_process, self.run_, self.left)
