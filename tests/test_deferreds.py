@@ -116,7 +116,7 @@ class CallbackTests(SynchronousTestCase):
         self.assertEqual(told[3:], ["x"])
 
 
-class ShieldedTests(SynchronousTestCase):
+class WaitDespiteCancellationTests(SynchronousTestCase):
     """`wait_despite_cancellation`: waiting in spite of cancellations."""
 
     def setUp(self) -> None:

@@ -192,7 +192,7 @@ class QueueTests(SynchronousTestCase):
         self.assertEqual((queue.taken_slot_count, queue.waiter_count), (1, 0))
 
 
-class PlainTests(SynchronousTestCase):
+class FairQueueModelTests(SynchronousTestCase):
     """The queue beside the plain one, which looks at all waiters."""
 
     @given(

@@ -56,7 +56,7 @@ class TextTests(SynchronousTestCase):
         self.assertEqual(shown.show(Data("1"), Text("rest")), "half\n1\nrest\n")
 
 
-class OtherTests(SynchronousTestCase):
+class StderrMessageTests(SynchronousTestCase):
     EVENTS = (
         Text("a\n"),
         Data('{"type": "goal", "x": [1.50, "\x9b"]}'),

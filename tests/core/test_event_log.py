@@ -445,7 +445,7 @@ class CursorTests(SynchronousTestCase):
         assert cursor is None or re.fullmatch(r"[A-Za-z0-9_-]+", cursor)
 
 
-class NewsTests(SynchronousTestCase):
+class HasNewsTests(SynchronousTestCase):
     def test_page_has_news_if_it_has_events_or_is_the_last(self) -> None:
         for page, news in (
             (EventPage("7", "7", EMPTY_BATCH), False),

@@ -287,7 +287,7 @@ class EmptyTests(SynchronousTestCase):
             self.assertRaises(MalformedRequest, PLAIN.find_client_address, [value])
 
 
-class TrustTests(SynchronousTestCase):
+class TrustedProxyTests(SynchronousTestCase):
     @given(WORDS, OTHERS_MODE, st.lists(PROXIES, max_size=3), st.integers(0, 4))
     def test_forwarded_address_before_that_of_the_client_is_ignored(
         self, word: str, client: str, proxies: list[str], cut: int

@@ -203,7 +203,7 @@ class CutTests(SynchronousTestCase):
                 SegiParser.resume(packed, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE)
 
 
-class DistanceTests(SynchronousTestCase):
+class ResumeDistanceTests(SynchronousTestCase):
     def check(self, start: bytes, piece: bytes, sizes: Sequence[int] = (READ, 1000)) -> None:
         """Hold the number to its bound in 1 MB of pieces after `start`, also after a resume."""
         limit = 20_000

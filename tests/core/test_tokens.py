@@ -117,7 +117,7 @@ class AuthenticateTests(SynchronousTestCase):
         self.assertIsInstance(self.tokens, TokenHashes)
 
 
-class NewTests(SynchronousTestCase):
+class NewTokenTests(SynchronousTestCase):
     def test_new_token_has_256_random_bits_and_a_line_for_its_caller(self) -> None:
         asked: list[int] = []
 

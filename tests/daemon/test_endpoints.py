@@ -75,7 +75,7 @@ class ExposureTests(SynchronousTestCase):
                 self.assertIn(words, error)
 
 
-class WordTests(SynchronousTestCase):
+class EndpointDescriptionTests(SynchronousTestCase):
     def test_tls_urls_are_https_and_ipv6_addresses_stand_in_brackets(self) -> None:
         for endpoint, address, url in (
             ("ssl:443", IPv4Address("TCP", "192.0.2.1", 443), "https://192.0.2.1:443/"),

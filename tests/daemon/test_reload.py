@@ -237,7 +237,7 @@ def changed(path: str) -> Configuration:
     return msgspec.structs.replace(BEFORE, **change)
 
 
-class LiveTests(SynchronousTestCase):
+class LiveReloadTests(SynchronousTestCase):
     def test_each_change_is_found_by_its_path(self) -> None:
         taken = set()
         for path in SETTINGS:

@@ -161,7 +161,7 @@ class BuildTests(EvaluationTestCase):
         self.assertEqual(list(self.root.glob("*.upload")), [])
 
 
-class LifeTests(EvaluationTestCase):
+class EvaluationLifeTests(EvaluationTestCase):
     def test_evaluation_is_queued_fetching_running_and_finished(self) -> None:
         self.slot.shut = self.world.repositories.gate.shut = True
         self.world.clock.advance(1)

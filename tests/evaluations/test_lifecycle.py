@@ -32,7 +32,7 @@ from tests.cases.evaluations import EvaluationTestCase
 from tests.fakes.world import EPOCH, OID, TREE
 
 
-class StoryTests(EvaluationTestCase):
+class EvaluationLogTests(EvaluationTestCase):
     def setUp(self) -> None:
         super().setUp()
         logs = capturedLogs()

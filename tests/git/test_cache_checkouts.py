@@ -74,7 +74,7 @@ class CheckoutsTestCase(SynchronousTestCase):
         self.cache.load_existing()
 
 
-class ProvideTests(CheckoutsTestCase):
+class ProvideCheckoutTests(CheckoutsTestCase):
     def test_tree_is_written_once_for_all_requests(self) -> None:
         checkout = self.get()
         self.assertEqual(checkout.commit, Commit(OID, ONE, FILES, SIZE))

@@ -199,7 +199,7 @@ class LoginTests(GitTestCase):
         self.end()
 
 
-class BoxTests(GitTestCase):
+class GitSandboxTests(GitTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.entered: list[tuple[Path | None, SandboxAccess]] = []

@@ -169,7 +169,7 @@ def scribble(path: Path) -> None:
     path.write_bytes(content)
 
 
-class MendingTests(DaemonTestCase):
+class DamagedRepositoryTests(DaemonTestCase):
     async def setUp(self) -> None:
         await super().setUp()
         with open("/dev/urandom", "rb") as random:

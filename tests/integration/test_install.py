@@ -122,7 +122,7 @@ class InstalledTests(ServiceTestCase):
         self.assertIn(ready, PAGE.read_text())
 
 
-class PlacesTests(SynchronousTestCase):
+class InstalledPathTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.install = runpy.run_path(INSTALL)

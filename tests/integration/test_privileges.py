@@ -51,7 +51,7 @@ def status(pid: int) -> dict[str, list[str]]:
     return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
 
 
-class RightsTests(DaemonTestCase):
+class PrivilegeTests(DaemonTestCase):
     """A daemon that runs, whoever has started it, without a sandbox that would protect it."""
 
     configuration = UNSANDBOXED

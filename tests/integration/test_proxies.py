@@ -264,7 +264,7 @@ class ProxyTests(ProxyTestCase):
             connection.ask(head.encode()).problem(414)
 
 
-class BelowTests(ProxyTestCase):
+class PathPrefixTests(ProxyTestCase):
     """The daemon below a path of the proxy."""
 
     configuration = settings(BELOW)

@@ -69,7 +69,7 @@ class ChildCase(TestCase):
         return os.listdir("/proc/self/fd")
 
 
-class HeirTests(ChildCase):
+class InheritedStdoutTests(ChildCase):
     async def test_grandchild_that_holds_stdout_delays_the_end(self) -> None:
         child = self.shell("sleep 600 & echo $!")
         await child.exited

@@ -79,7 +79,7 @@ class ProcessCase(SynchronousTestCase):
         return child
 
 
-class BelowTests(ProcessCase):
+class FindProcessTests(ProcessCase):
     def check(self, child: subprocess.Popen[bytes], *, ended: bool) -> None:
         killed = kill_processes_below(self.dead)
         if ended:
@@ -173,7 +173,7 @@ class BelowTests(ProcessCase):
         self.assertIn(f"[{child.pid}] survive being killed", str(formatEvent(event)))
 
 
-class OneTests(ProcessCase):
+class KillProcessTests(ProcessCase):
     def test_only_a_child_of_the_given_starter_is_killed(self) -> None:
         child = self.begin()
         for pid in (child.pid, NO_PROCESS):

@@ -99,7 +99,7 @@ class PlayedWatcher:
         self.callbacks[path] = on_change
 
 
-class PlayedTests(SynchronousTestCase):
+class TailedProcessTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
@@ -305,7 +305,7 @@ class PlayedTests(SynchronousTestCase):
         self.assertEqual(self.watcher.callbacks, {})
 
 
-class RealTests(StarterCase):
+class KilledReaderTests(StarterCase):
     def test_readers_that_are_killed_lose_and_repeat_no_byte(self) -> None:
         lines = "import sys\nfor i in range(200000): print(i, flush=i % 97 == 0)\nsys.exit(5)"
         launch = LaunchSpec([sys.executable, "-c", lines], {}, "/")

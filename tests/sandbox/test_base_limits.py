@@ -221,7 +221,7 @@ class WatchTestCase(SynchronousTestCase):
         return [len(cell.looks) for cell in cells]
 
 
-class LookTests(WatchTestCase):
+class LimitMonitorTests(WatchTestCase):
     def test_runs_are_checked_every_quarter_of_a_second(self) -> None:
         cell = make_cell()
         with self.over(cell):
@@ -430,7 +430,7 @@ class NearlyFullTests(WatchTestCase):
         self.stops(self.medium)
 
 
-class BlindTests(WatchTestCase):
+class FailedCheckTests(WatchTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.broken = BrokenRun(LimitSettings())

@@ -63,7 +63,7 @@ main()
 """The parent of a broker that listens at stdin."""
 
 
-class Parents(SynchronousTestCase):
+class ParentEndTests(SynchronousTestCase):
     def test_broker_and_its_processes_end_with_the_parent(self) -> None:
         waiting, refused = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:

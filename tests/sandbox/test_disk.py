@@ -134,7 +134,7 @@ class CountTests(DiskTestCase):
         self.assertRaises(OSError, self.count)
 
 
-class WorkTests(DiskTestCase):
+class CountBoundTests(DiskTestCase):
     def test_each_thread_and_descriptor_counts_as_one_inspection(self) -> None:
         pid = self.start("exec 5</dev/null 7>&1")
         self.assertEqual(self.count(pid).inspected_entry_count, 1 + 3 + 2)
@@ -236,7 +236,7 @@ class PermissionTests(DiskTestCase):
         self.assertEqual(os.listdir("/proc/self/fd"), before)
 
 
-class NamelessTests(DiskTestCase):
+class UnlinkedFileTests(DiskTestCase):
     def test_descriptor_tables_of_threads_are_counted(self) -> None:
         program = f"""
 import ctypes, os, sys, threading

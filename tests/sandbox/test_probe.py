@@ -292,7 +292,7 @@ class TreesTests(SandboxesTestCase):
             self.assertEqual(logged, said)
 
 
-class RelyTests(SandboxesTestCase):
+class SandboxStartTests(SandboxesTestCase):
     def rely(self, sandbox: Sandbox) -> list[str]:
         with capturedLogs() as events:
             check_sandbox_and_log_problems(sandbox, DEFAULT_PROBE_DIRECTORIES)

@@ -107,7 +107,7 @@ class PageTests(ArchiveTestCase):
         self.assertEqual(events[1]["payload"]["reason"], "exit")
 
 
-class GoneTests(ArchiveTestCase):
+class DamagedFileTests(ArchiveTestCase):
     def test_evaluation_with_removed_archive_files_has_only_its_status(self) -> None:
         identifier = self.archive()
         for path in self.root.rglob("*.zst"):

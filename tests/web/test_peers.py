@@ -227,7 +227,7 @@ class JointListTests(SeveralTestCase):
             self.assertEqual(self.ask("c", f"?after=a_b_c-{alone}").status, 200)
 
 
-class AwayTests(SeveralTestCase):
+class UnavailablePeerTests(SeveralTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.mine = [self.evaluate(name) for name in ("a", "b", "c")]

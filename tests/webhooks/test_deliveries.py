@@ -265,7 +265,7 @@ class DeliveryTests(CallbacksTestCase):
         self.assertEqual([(each["log_level"], formatEvent(each)) for each in logged], expected)
 
 
-class ManyTests(CallbacksTestCase):
+class ConcurrentDeliveryTests(CallbacksTestCase):
     pending_bytes = 10**8
 
     def test_attempts_at_once_are_bounded_and_half_of_them_for_each_caller(self) -> None:
@@ -307,7 +307,7 @@ class ManyTests(CallbacksTestCase):
         self.assertEqual({one.state for one in callbacks}, {CallbackState.PENDING})
 
 
-class RoomTests(CallbacksTestCase):
+class PendingBytesTests(CallbacksTestCase):
     pending_bytes = 4 * (DELIVERY_OVERHEAD_BYTES + 300)
 
     @example_settings(max_examples=30)

@@ -29,7 +29,7 @@ class LeavingTestCase(StreamTestCase, RawTestCase):
         self.assertEqual(answer.headers["connection"], "close")
 
 
-class LeavingTests(LeavingTestCase):
+class CloseConnectionTests(LeavingTestCase):
     """What each phase of a connection is entitled to."""
 
     def test_drain_without_connections_is_over_at_once(self) -> None:
