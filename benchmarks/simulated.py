@@ -103,7 +103,7 @@ class SimulatedProcess:
     seconds: float
     on_started: Callable[[], object]
     on_ended: Callable[[SimulatedProcess], object]
-    start_time: int = 0
+    start_time_ticks: int = 0
     on_slow_reads: Callable[[], object] = lambda: None
     on_broker_error: Callable[[str], object] = lambda reason: None
     resource_usage: struct_rusage | None = None

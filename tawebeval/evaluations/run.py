@@ -508,7 +508,7 @@ class Run(ProcessProtocol):
         """Return what another process of the daemon needs to go on with the run."""
         return RunRow(
             self._process.pid,
-            self._process.start_time,
+            self._process.start_time_ticks,
             str(self.checkout.path),
             self.deadline,
             handed_over_at,

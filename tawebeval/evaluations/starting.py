@@ -561,12 +561,12 @@ def _connect(
     """Connect the process to a new run. Raises: EvaluationFailure, OSError."""
     if sandboxed.has_external_queue is not _is_on_cluster(found):
         raise _OTHER_RUNNER
-    deadline = found.deadline
+    deadline = found.monotonic_deadline
     if deadline is not None and found.handed_over_at is not None:
         deadline += max(0.0, evaluation.context.clock.seconds() - found.handed_over_at)
     run = make_run(evaluation, checkout, sandboxed, deadline)
     left = ResumableProcess(
-        found.sandbox_description, found.pid, found.start_time, stdout.stdout_bytes
+        found.sandbox_description, found.pid, found.start_time_ticks, stdout.stdout_bytes
     )
     sandboxed.resume_process(run, left)
     evaluation.run, evaluation.is_resuming = run, False

@@ -99,18 +99,18 @@ class RunResult:
 class RunRow(msgspec.Struct, omit_defaults=True):
     """An evaluator that runs.
 
-    - `pid`, `start_time`: its first process, and the time of its start in clock ticks since the
-      boot (proc(5)), by which a process of a later boot, or with a reused PID, is told apart.
+    - `pid`, `start_time_ticks`: its first process, and the time of its start, in clock ticks since
+      the boot (proc(5)), by which a process of a later boot, or with a reused PID, is told apart.
     - `sandbox_description`: what the kind of sandbox needs to go on with the run.
-    - `deadline`: the end of `limits.wall_clock`, in seconds of the monotonic clock; None while a
+    - `monotonic_deadline`: the end of `limits.wall_clock`, in seconds of that clock; None while a
       cluster tells why its job was lost. `handed_over_at`: when the daemon has left it to the next
       process, None after a kill: the time until that goes on does not count.
     """
 
     pid: int
-    start_time: int
+    start_time_ticks: int
     checkout_path: str
-    deadline: float | None
+    monotonic_deadline: float | None
     handed_over_at: float | None = None
     sandbox_description: dict[str, Any] = {}
 
@@ -317,7 +317,7 @@ _REASONS_NOT_JUDGED: frozenset[FailureReason] = frozenset(
     {"repository", "node", "preempted", "revoked", "cancelled", "shutdown", "lost"}
 )
 
-STORE_FORMAT = 3
+STORE_FORMAT = 4
 """The number of the format of tables and rows."""
 
 MAX_DAMAGED_DATABASES = 3

@@ -63,7 +63,7 @@ class _StoredCheckout:
     file_count: int
     byte_count: int
     _boot: str
-    users: int = 0
+    user_count: int = 0
     _checkout: Checkout | None = None  # of the commit that was requested last
 
     @property
@@ -79,13 +79,13 @@ class _StoredCheckout:
 
     def use(self, commit: Commit) -> Checkout:
         """Add a user; return the checkout, the same one for all users of one commit."""
-        self.users += 1
+        self.user_count += 1
         if self._checkout is None or self._checkout.commit != commit:
             self._checkout = Checkout(commit, self.path, self._release)
         return self._checkout
 
     def _release(self) -> None:
-        self.users -= 1
+        self.user_count -= 1
 
 
 @attrs.frozen
@@ -429,17 +429,17 @@ class RepositoryCache:
     async def _use(self, url: str, credential: Credential | None) -> AsyncIterator[BareRepository]:
         name = self._name(url, credential)
         bare = self._find_repository(name) or self._add(name)
-        bare.users += 1
+        bare.user_count += 1
         try:
             yield bare
         finally:
-            bare.users -= 1
+            bare.user_count -= 1
             is_dropped = self._is_dropped(bare)
             # Otherwise made-up URLs would fill memory and disk.
             is_worthless = not bare.has_commits or bare.has_many_packs
             if not is_dropped:
                 self._stored.move_to_end(name)  # after its checkouts, which need no network
-            if not bare.users and (is_dropped or is_worthless):
+            if not bare.user_count and (is_dropped or is_worthless):
                 path = bare.path if is_dropped else self._detach(name)
                 await self._threads.run_in_thread(remove_tree, path)
 
@@ -486,7 +486,7 @@ class RepositoryCache:
             if freed >= size:  # as a rule: there may be 10,000 checkouts
                 continue
             for name, stored in list(self._stored.items()):
-                if freed < size and isinstance(stored, kind) and not stored.users:
+                if freed < size and isinstance(stored, kind) and not stored.user_count:
                     freed += stored.size
                     excess.append(self._detach(name))
                     log.info("{path} is evicted from the cache", path=name)

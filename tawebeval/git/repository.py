@@ -115,7 +115,7 @@ class BareRepository:
     """The repository in the directory `path`, which the first fetch creates.
 
     One fetch runs at a time. `has_many_packs` tells that fetches have added so many files that git
-    gets slower. The cache sets `size`, in bytes, and counts `users`; one with users is not evicted.
+    gets slower. The cache sets `size`, in bytes, and `user_count`; one with users is not evicted.
     It drops a damaged one at once, and removes it when nobody uses it any more. Those who fetch the
     same share one of `shared_fetches`, whose keys end with the bytes that may be fetched.
     """
@@ -128,7 +128,7 @@ class BareRepository:
     _lfs: LfsClient
     has_many_packs: bool = False
     size: int = 0
-    users: int = 0
+    user_count: int = 0
     shared_fetches: SingleFlight[tuple[Repository, str, int], Commit] = attrs.field(
         factory=SingleFlight
     )

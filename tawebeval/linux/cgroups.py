@@ -353,13 +353,13 @@ class CgroupManager:
     """The daemon's use of cgroups; made by `open_cgroups`, or by `open_starter_cgroups`.
 
     `unenforced_resources` has the reason for each resource that is not limited, measured or shared.
-    Evaluations have cgroups in `evaluations`, None without. To `git_procs_files` git writes "0":
-    all git commands share one weight. `_parent` is the cgroup that this process has made and is in,
-    below the cgroup `_own`, which enables the controllers `_enabled` for its sake only.
+    Evaluations have cgroups in `evaluations_cgroup`, None without. To `git_procs_files` git writes
+    "0": all git commands share one weight. `_parent` is the cgroup that this process has made and
+    is in, below the cgroup `_own`, which enables the controllers `_enabled` for its sake only.
     """
 
     unenforced_resources: Mapping[Resource, str]
-    evaluations: CgroupDirectory | None = None
+    evaluations_cgroup: CgroupDirectory | None = None
     git_procs_files: Sequence[str] = ()
     _parent: CgroupDirectory | None = None
     _own: CgroupDirectory | None = None
@@ -368,7 +368,7 @@ class CgroupManager:
     @property
     def enforced_resources(self) -> frozenset[Resource]:
         """The resources that are limited or measured here."""
-        if self.evaluations is None:
+        if self.evaluations_cgroup is None:
             return frozenset()
         return frozenset(_CONTROLLERS) - self.unenforced_resources.keys()
 
@@ -382,9 +382,9 @@ class CgroupManager:
 
         Raises: OSError; then nothing is left behind.
         """
-        if self.evaluations is None:
+        if self.evaluations_cgroup is None:
             return EvaluationCgroup()
-        directory = self.evaluations / f"{_EVALUATION}{identifier}"
+        directory = self.evaluations_cgroup / f"{_EVALUATION}{identifier}"
         directory.make_cgroup()
         try:
             _set_limits(directory, limits, self.enforced_resources)
@@ -395,9 +395,9 @@ class CgroupManager:
 
     def find_evaluation_cgroup(self, name: str) -> EvaluationCgroup | None:
         """Return an existing cgroup of the starter, by its name; with "", one without cgroups."""
-        if not name or self.evaluations is None:
+        if not name or self.evaluations_cgroup is None:
             return EvaluationCgroup()
-        group = EvaluationCgroup(self.evaluations / name, self.enforced_resources)
+        group = EvaluationCgroup(self.evaluations_cgroup / name, self.enforced_resources)
         return group if os.path.exists(group.procs_files[0]) else None
 
     def remove_other_evaluation_cgroups(self, kept: Collection[str]) -> None:
@@ -405,7 +405,7 @@ class CgroupManager:
 
         What cannot be removed is logged. Raises: OSError.
         """
-        children = self.evaluations.list_children() if self.evaluations else []
+        children = self.evaluations_cgroup.list_children() if self.evaluations_cgroup else []
         evaluations = (each for each in children if each.name.startswith(_EVALUATION))
         _log_kept(kill_and_remove_cgroups(each for each in evaluations if each.name not in kept))
 
@@ -413,7 +413,7 @@ class CgroupManager:
         """Return the parent cgroup, for `open_starter_cgroups` in another process."""
         return json.dumps(
             {
-                "evaluations": self.evaluations and self.evaluations.path,
+                "evaluations": self.evaluations_cgroup and self.evaluations_cgroup.path,
                 "own": self._own and self._own.path,
                 "enabled": self._enabled,
                 "missing": dict(self.unenforced_resources),
@@ -477,7 +477,7 @@ def open_starter_cgroups(own: CgroupManager, description: str) -> CgroupManager:
     return attrs.evolve(
         own,
         unenforced_resources=missing,
-        evaluations=parent if missing.keys() != _CONTROLLERS.keys() else None,
+        evaluations_cgroup=parent if missing.keys() != _CONTROLLERS.keys() else None,
     )
 
 

@@ -24,7 +24,7 @@ with `request`; most have `name`, which is the path of the directory.
 | request | effect | members of the answer |
 | --- | --- | --- |
 | version | | `version`, `pid`, `cgroups`, `mount_problem`: see below |
-| start | start the program of the directory | `pid`, `start_time`; the overlay's top |
+| start | start the program of the directory | `pid`, `start_time_ticks`; the overlay's top |
 | tree | | the overlay's top |
 | list | send a notice of each program, and one of "" | |
 | signal | send the signal `number` to the process group | |
@@ -38,7 +38,7 @@ descriptor (SCM_RIGHTS). The answer to a request that fails has `error`, a text,
 `path`; each may be null. A notice is a message with `notice`, the name, and the members of the file
 `exit`, or with `is_unknown`.
 
-`start_time` is the 22nd field of proc(5)'s stat: with `pid` it names one process of this boot.
+`start_time_ticks` is field 22 of proc(5)'s stat: with `pid` it names one process of this boot.
 `mount_problem` is why no overlay can be mounted, null if it can. To mount them the starter is in a
 user namespace of its own, in which it has all capabilities. Programs inherit none.
 
@@ -159,7 +159,7 @@ class LaunchSpec(NamedTuple):
     - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
       limit of a user with others.
     - `stdout_limit`, `stderr_limit`: bytes that are read, and one more.
-    - `broker`: the specification of a program that serves the socket `broker_socket_path`. It is
+    - `broker_specification`: of a program that serves the socket `broker_socket_path`. It is
       started with the first connection, in the mount namespace of the program, and killed after it.
     """
 
@@ -174,12 +174,16 @@ class LaunchSpec(NamedTuple):
     has_own_process_limit: bool = False
     stdout_limit: int = 2**62
     stderr_limit: int = 2**62
-    broker: Any = None
+    broker_specification: Any = None
     broker_socket_path: str | None = None
 
     def build_json_object(self) -> dict[str, Any]:
         """Return the content of the file `start`."""
-        return {**self._asdict(), "broker": self.broker and self.broker._asdict()}
+        return {
+            **self._asdict(),
+            "broker_specification": self.broker_specification
+            and self.broker_specification._asdict(),
+        }
 
 
 class Output:
@@ -287,7 +291,7 @@ class Program:
     def __init__(self, name: str) -> None:
         self.name = name
         self.pid = 0
-        self.start_time = 0
+        self.start_time_ticks = 0
         self.top: int | None = None
         self.outputs: Sequence[Output] = ()
         self.broker: Broker | None = None
@@ -308,8 +312,8 @@ class Program:
     def describe(self) -> dict[str, Any]:
         """Return the content of the file `exit`, and of notices.
 
-        - `status`, `rusage`: as of wait4(2); `time`: of the end, in seconds since the epoch. The
-          three are missing while the program runs.
+        - `wait_status`, `rusage`: as of wait4(2); `time`: of the end, in seconds since the epoch.
+          The three are missing while the program runs.
         - `is_output_complete`: whether all that was printed is in the files.
         - `write_error`: the errno by which the disk has not taken output; null if it has.
         - `slow_read_cpu_seconds`: the processor time of slow reads.
@@ -319,7 +323,7 @@ class Program:
         return {
             **(self.exit or {}),
             "pid": self.pid,
-            "start_time": self.start_time,
+            "start_time_ticks": self.start_time_ticks,
             "is_output_complete": self.is_complete,
             "write_error": errors[0] if errors else None,
             "slow_read_cpu_seconds": self.slow_read_cpu_seconds,
@@ -327,7 +331,7 @@ class Program:
             "broker_error": self.broker and self.broker.error,
         }
 
-    def save(self) -> bool:
+    def write_exit_file(self) -> bool:
         """Write the file `exit`; return False if that is to be tried again."""
         path = f"{self.name}/exit"
         try:
@@ -589,8 +593,11 @@ class Starter:
         program = Program(name)
         with contextlib.ExitStack() as failing:
             failing.callback(program.close)
-            if specification.broker is not None and specification.broker_socket_path is not None:
-                broker = LaunchSpec(**specification.broker)
+            if (
+                specification.broker_specification is not None
+                and specification.broker_socket_path is not None
+            ):
+                broker = LaunchSpec(**specification.broker_specification)
                 program.broker = Broker(broker, _listen(specification.broker_socket_path))
                 failing.callback(program.broker.listening.close)
             with contextlib.ExitStack() as writing:
@@ -635,12 +642,12 @@ class Starter:
             if tops:
                 program.top = tops[0]
             told = json.loads(message or "{}")
-            if "start_time" in told:
-                program.start_time = told["start_time"]
+            if "start_time_ticks" in told:
+                program.start_time_ticks = told["start_time_ticks"]
                 return
             if told:
                 failure = told
-            elif not program.start_time:
+            elif not program.start_time_ticks:
                 raise OSError(errno.ECHILD, "the process was killed before it executed the program")
         except BlockingIOError:
             return
@@ -650,7 +657,7 @@ class Starter:
             failure = _describe_error(OSError(errno.EMSGSIZE, str(error)))
         self._unwatch(report.fileno())
         report.close()
-        answer = failure or {"pid": program.pid, "start_time": program.start_time}
+        answer = failure or {"pid": program.pid, "start_time_ticks": program.start_time_ticks}
         top = [] if failure or program.top is None else [program.top]
         self._send_answer(client, {"id": number, **answer}, top)
         if failure or client not in self._clients or program.is_forgotten:
@@ -691,7 +698,7 @@ class Starter:
             self._notify_all(program)
 
     def _write_exit(self, program: Program) -> None:
-        if not (program.is_forgotten or program.save()):
+        if not (program.is_forgotten or program.write_exit_file()):
             self._repeat_later(partial(self._write_exit, program))
 
     # The end
@@ -713,7 +720,7 @@ class Starter:
                 has_failed = os.waitstatus_to_exitcode(status) == _FAILED
                 self._end_broker(program, "it could not be executed" if has_failed else None)
                 continue
-            program.exit = {"status": status, "rusage": list(usage), "time": time.time()}
+            program.exit = {"wait_status": status, "rusage": list(usage), "time": time.time()}
             self._kill_broker(program)
             self._save(program)
 
@@ -865,7 +872,7 @@ def _execute_program(
         if specification.layers:
             tops.append(mount_overlay(specification.layers))
         _take_place(specification, entries, outputs)
-        told = {"start_time": int(read_stat("self")[19])}
+        told = {"start_time_ticks": int(read_stat("self")[19])}
         socket.send_fds(report, [json.dumps(told).encode()], tops)
         _execute(specification)
     except OSError as error:

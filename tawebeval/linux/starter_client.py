@@ -89,25 +89,25 @@ log = Logger()
 class StartedProgram:
     """A program that the starter has started; `directory` has its files, and is its name.
 
-    `start_time` is field 22 of proc(5)'s stat: with `pid` it names one process of this boot.
+    `start_time_ticks` is field 22 of proc(5)'s stat: with `pid` it names one process of this boot.
     `overlay_descriptor` is one of the top directory of its overlay; None without.
     """
 
     directory: Path
     pid: int
-    start_time: int
+    start_time_ticks: int
     overlay_descriptor: int | None = None
 
 
 class ProgramState(msgspec.Struct, frozen=True):
     """What the starter knows of a program: see `starter.Program.describe`.
 
-    With `is_unknown` it knows nothing. `status` and `rusage` are None while the program runs.
+    With `is_unknown` it knows nothing. `wait_status` and `rusage` are None while the program runs.
     """
 
     pid: int = 0
-    start_time: int = 0
-    status: int | None = None
+    start_time_ticks: int = 0
+    wait_status: int | None = None
     rusage: tuple[int | float, ...] | None = None  # so that counts stay integers
     is_output_complete: bool = False
     write_error: int | None = None
@@ -262,7 +262,7 @@ class StarterClient:
                 self.forget_program_blocking(directory)
             raise
         top = next(iter(tops), None)
-        return StartedProgram(directory, answer["pid"], answer["start_time"], top)
+        return StartedProgram(directory, answer["pid"], answer["start_time_ticks"], top)
 
     def reopen_overlay(self, directory: Path) -> int | None:
         """Return a descriptor of a running program's overlay; None without. Blocks."""
@@ -293,9 +293,9 @@ class StarterClient:
             if time.monotonic() > deadline:
                 raise TimeoutError(errno.ETIMEDOUT, f"it did not end within {timeout:g} seconds")
             time.sleep(_LOOK)
-        assert state.status is not None, "it has ended"
+        assert state.wait_status is not None, "it has ended"
         printed = b"".join((directory / name).read_bytes() for name in ("stdout", "stderr"))
-        return os.waitstatus_to_exitcode(state.status), printed
+        return os.waitstatus_to_exitcode(state.wait_status), printed
 
     def forget_program_blocking(self, directory: Path) -> None:
         """Kill a program, and drop what the starter knows of it. Blocks. Raises: OSError."""

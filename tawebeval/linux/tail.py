@@ -333,7 +333,7 @@ class TailedProcess:
         self.broker_pid: int | None = None
         self.on_slow_reads: Callable[[], object] = _ignore
         self.on_broker_error: Callable[[str], object] = _ignore
-        self.start_time = program.start_time
+        self.start_time_ticks = program.start_time_ticks
         self._protocol = protocol
         self._state = ProgramState()
         self._reason: Failure | None = None  # of its end
@@ -378,12 +378,12 @@ class TailedProcess:
         if not self._has_ended:
             self.context.starter.close_output(self.directory)
 
-    def follow_program(self, pid: int, start_time: int) -> None:
+    def follow_program(self, pid: int, start_time_ticks: int) -> None:
         """Go on with another process, whose files have taken the place of those of this one.
 
         This one has printed nothing. Raises: OSError.
         """
-        self.pid, self.start_time = pid, start_time
+        self.pid, self.start_time_ticks = pid, start_time_ticks
         for tail in self._tails:
             tail.reopen()
 
@@ -415,13 +415,13 @@ class TailedProcess:
             self.on_broker_error(state.broker_error)
         if state.write_error is not None and self.lost_reason is None:
             self._on_lost_output(_explain_write_error(state.write_error))
-        if state.status is not None:
-            self._set_exit(state.status, state.rusage)
+        if state.wait_status is not None:
+            self._set_exit(state.wait_status, state.rusage)
         self._check_completion()
 
     def _is_own(self, state: ProgramState) -> bool:
         """Tell whether a state is of this process, and not of another one with its number."""
-        return (state.pid, state.start_time) == (self.pid, self.start_time)
+        return (state.pid, state.start_time_ticks) == (self.pid, self.start_time_ticks)
 
     def _on_lost_output(self, reason: str) -> None:
         """Handle that a part of the output is missing: the process is worthless."""
@@ -439,12 +439,12 @@ class TailedProcess:
             return
         if state is None or not self._is_own(state):
             state = ProgramState()
-        if state.status is None or not state.is_output_complete:
+        if state.wait_status is None or not state.is_output_complete:
             self.lost_reason = self.lost_reason or reason
         if state.write_error is not None:
             self.lost_reason = _explain_write_error(state.write_error)
         self._state = msgspec.structs.replace(state, is_output_complete=True)
-        status = signal.SIGKILL if state.status is None else state.status
+        status = signal.SIGKILL if state.wait_status is None else state.wait_status
         self._set_exit(status, state.rusage)
         self._check_completion()
 

@@ -125,7 +125,7 @@ class ResumableProcess:
 
     resume_data: Mapping[str, Any]
     pid: int
-    start_time: int
+    start_time_ticks: int
     stdout_offset: int
 
 
@@ -459,7 +459,7 @@ class SandboxedRun(ABC):
         """
         self._use_overlay(self._launcher.starter.reopen_overlay(self.workspace.output_directory))
         self.run_limits.resume(left.resume_data)
-        program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time)
+        program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time_ticks)
         return self._launcher.connect_program(run, program, left.stdout_offset)
 
     @abstractmethod

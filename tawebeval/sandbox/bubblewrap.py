@@ -460,7 +460,7 @@ class BubblewrapRun(SandboxedRun):
             ],
             rlimits=rlimits,
             has_own_process_limit=True,
-            broker=self._make_broker_spec(system),
+            broker_specification=self._make_broker_spec(system),
             broker_socket_path=str(runner),
         )
 

@@ -434,7 +434,9 @@ class SlurmRun(BubblewrapRun):
         assert state is not None, "it has begun"
         threads = sandbox.threads.run_in_thread
         context = TailContext(sandbox.reactor, self, sandbox.watcher, threads, reads_in_thread=True)
-        program = StartedProgram(self._evaluation.output_directory, state.pid, state.start_time)
+        program = StartedProgram(
+            self._evaluation.output_directory, state.pid, state.start_time_ticks
+        )
         self._run, self._process = run, TailedProcess(context, run, program, stdout_offset)
         return self._process
 
@@ -452,7 +454,8 @@ class SlurmRun(BubblewrapRun):
         status.retries = described["retries"]
         self._use_job(Job(self._evaluation.root / described["job_name"]))
         state = self.node_program_state = self.workspace.read_state()
-        if state is None or (state.pid, state.start_time) != (left.pid, left.start_time):
+        known = left.pid, left.start_time_ticks
+        if state is None or (state.pid, state.start_time_ticks) != known:
             path = str(self.workspace.state_file)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         self.run_limits.switch_to_job(self.workspace)
@@ -513,7 +516,7 @@ class SlurmRun(BubblewrapRun):
         if listener is None or process is None:
             return
         if self.job_loss is not None:  # the end comes after all that was printed
-            killed = (process.pid, process.start_time, signal.SIGKILL)
+            killed = (process.pid, process.start_time_ticks, signal.SIGKILL)
             listener(ProgramState(*killed, is_output_complete=True))
         elif self.node_program_state is not None:
             listener(self.node_program_state)
@@ -549,7 +552,7 @@ class SlurmRun(BubblewrapRun):
             status.queue_reason = None
             if self._process is not None:  # in place of a lost job
                 try:
-                    self._process.follow_program(state.pid, state.start_time)
+                    self._process.follow_program(state.pid, state.start_time_ticks)
                 except OSError as error:
                     what = f"the evaluator's output cannot be read: {error.strerror}"
                     self._lose(EvaluationFailure("lost", what))
@@ -566,7 +569,7 @@ class SlurmRun(BubblewrapRun):
     def _on_srun_state(self, state: ProgramState | None) -> None:
         """Take what the starter tells of srun; None if the starter has ended."""
         if state is not None and not state.is_unknown:
-            if state.status is None or not state.is_output_complete:
+            if state.wait_status is None or not state.is_output_complete:
                 return
             self._forget_srun()
         self._has_srun = False
@@ -657,7 +660,7 @@ class SlurmRun(BubblewrapRun):
             status.retries += 1
             status.job = status.node = None
             if process is not None:
-                process.follow_program(process.pid, process.start_time)
+                process.follow_program(process.pid, process.start_time_ticks)
                 self._run.suspend_clock()
             await threads.run_in_thread(self._start_job, excluded_node)
         except Exception as error:  # noqa: BLE001  (a client learns of every end)

@@ -80,7 +80,7 @@ class NodeStarter(starter.Starter):
             with open(path, "rb") as file:
                 specification = json.loads(file.read())
             # The broker ends with its parent, which the daemon does not know.
-            text = specification["broker"]["descriptors"][1]
+            text = specification["broker_specification"]["descriptors"][1]
             text["text"] = json.dumps({**json.loads(text["text"]), "parent_pid": os.getpid()})
             with open(f"{path}.new", "w", encoding="utf-8") as file:
                 json.dump(specification, file)

@@ -200,7 +200,7 @@ class RunningTests(RestoringTestCase):
         self.restart()
         self.assertEqual(self.page(identifier), before)
         self.assertEqual(self.world.repositories.users, 1)
-        found = (row.run.sandbox_description, child.pid, child.start_time, len(printed))
+        found = (row.run.sandbox_description, child.pid, child.start_time_ticks, len(printed))
         self.assertEqual(self.world.sandbox.last.resumed_as, [found])
         self.assertEqual(self.registry.get_status(identifier)["buffered_bytes"], len(printed))
         self.world.child.print(b'2"}\n' + end + b"\ntwo\n")

@@ -53,7 +53,7 @@ class FakeChild:
         launch: LaunchSpec = NOTHING,
     ) -> None:
         self.pid = NO_PROCESS
-        self.start_time = 1
+        self.start_time_ticks = 1
         self.argv, self.environment = launch.argv, dict(launch.environment)
         self.directory, self.descriptors = launch.directory, launch.descriptors
         self.is_running = True

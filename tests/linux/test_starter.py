@@ -139,9 +139,9 @@ class StartTests(ProgramCase):
     def test_exit_usage_and_output_are_written_to_the_directory(self) -> None:
         self.run_program(sh("echo out; echo error >&2; kill -9 $$"))
         state = self.wait_for_exit()
-        assert state.status is not None
+        assert state.wait_status is not None
         assert state.rusage is not None
-        self.assertEqual(os.waitstatus_to_exitcode(state.status), -signal.SIGKILL)
+        self.assertEqual(os.waitstatus_to_exitcode(state.wait_status), -signal.SIGKILL)
         self.assertGreater(state.rusage[2], 0)
         self.assertTrue(state.is_output_complete)
         self.assertEqual(self.read_output(), b"out\n")
@@ -558,7 +558,9 @@ class BrokerTests(ProgramCase):
         )
         path = self.locate("runner")
         started = self.client.start_program(
-            self.locate(), sh(command, broker=broker, broker_socket_path=str(path)), layers
+            self.locate(),
+            sh(command, broker_specification=broker, broker_socket_path=str(path)),
+            layers,
         )
         assert started.overlay_descriptor is not None
         os.close(started.overlay_descriptor)

@@ -45,7 +45,7 @@ from tawebeval.linux.starter_client import StartedProgram, StarterClient
 from tawebeval.linux.tail import FileWatcher
 from tawebeval.linux.tail import TailContext, TailedProcess
 
-path, directory, pid, start_time, copy = sys.argv[1:]
+path, directory, pid, start_time_ticks, copy = sys.argv[1:]
 
 class Copying(ProcessProtocol):
     def outReceived(self, data):
@@ -62,7 +62,7 @@ output = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 client = StarterClient.connect(Path(path))
 client.attach_reactor(reactor)
 context = TailContext(reactor, client, FileWatcher(reactor), deferToThread)
-program = StartedProgram(Path(directory), int(pid), int(start_time))
+program = StartedProgram(Path(directory), int(pid), int(start_time_ticks))
 TailedProcess(context, Copying(), program, stdout_offset=os.fstat(output).st_size)
 reactor.run()
 """
@@ -128,11 +128,11 @@ class TailedProcessTests(SynchronousTestCase):
 
     def tell(self, **state: Any) -> None:
         assert self.starter.listener is not None
-        self.starter.listener(ProgramState(pid=7, start_time=9, **state))
+        self.starter.listener(ProgramState(pid=7, start_time_ticks=9, **state))
         self.take_turns()
 
     def save(self, **state: Any) -> None:
-        content = {"pid": 7, "start_time": 9, "rusage": USAGE, **state}
+        content = {"pid": 7, "start_time_ticks": 9, "rusage": USAGE, **state}
         (self.directory / "exit").write_text(json.dumps(content))
 
     def test_output_exit_and_ends_come_in_order(self) -> None:
@@ -141,14 +141,14 @@ class TailedProcessTests(SynchronousTestCase):
         self.print(b"error", "stderr")
         self.assertTrue(process.is_running)
         self.assertFalse(process.has_exited)
-        self.tell(status=0x300, rusage=USAGE)
+        self.tell(wait_status=0x300, rusage=USAGE)
         self.assertFalse(process.is_running)
         self.print(b"two")
         self.assertEqual(self.protocol.told, ["exited"])
         process.read_remaining_output()
         self.assertEqual(self.starter.asked, ["close"])
         (self.directory / "stdout").open("ab").write(b"three")
-        self.tell(status=0x300, rusage=USAGE, is_output_complete=True)
+        self.tell(wait_status=0x300, rusage=USAGE, is_output_complete=True)
         self.assertEqual(self.protocol.printed, {1: b"onetwothree", 2: b"error"})
         self.assertEqual(sorted(self.protocol.told[1:3]), ["lost 1", "lost 2"])
         self.assertEqual(self.protocol.told[3:], ["ended"])
@@ -201,7 +201,7 @@ class TailedProcessTests(SynchronousTestCase):
         process.resumeProducing()
         self.take_turns()
         assert listener is not None
-        listener(ProgramState(pid=7, start_time=9, status=0, rusage=USAGE))
+        listener(ProgramState(pid=7, start_time_ticks=9, wait_status=0, rusage=USAGE))
         listener(None)
         self.take_turns()
         self.assertEqual((self.protocol.printed, self.protocol.told), ({1: b"one", 2: b""}, []))
@@ -218,7 +218,7 @@ class TailedProcessTests(SynchronousTestCase):
         process = self.connect()
         process.pauseProducing()
         self.print(b"later")
-        self.tell(status=0, rusage=USAGE, is_output_complete=True)
+        self.tell(wait_status=0, rusage=USAGE, is_output_complete=True)
         self.assertEqual(
             (self.protocol.printed[1], self.protocol.told), (b"", ["exited", "lost 2"])
         )
@@ -234,7 +234,7 @@ class TailedProcessTests(SynchronousTestCase):
             (self.directory / name).write_bytes(b"")
             self.watcher.callbacks[str(self.directory / name)]()
         self.assertEqual(self.protocol.told, ["lost 1", "lost 2"])
-        self.tell(status=9, rusage=USAGE, is_output_complete=True)
+        self.tell(wait_status=9, rusage=USAGE, is_output_complete=True)
         self.assertEqual(self.protocol.told[2:], ["exited", "ended"])
         self.assertEqual(process.lost_reason, "the file of stdout has shrunk")
         self.assertEqual(self.watcher.callbacks, {})
@@ -243,16 +243,16 @@ class TailedProcessTests(SynchronousTestCase):
         self,
     ) -> None:
         unknown, other = ProgramState(7, 9, is_unknown=True), ProgramState(7, 10)
-        ended = {"status": 0, "is_output_complete": True}
+        ended = {"wait_status": 0, "is_output_complete": True}
         for saved, state, lost, number in (
             (ended, unknown, None, None),
             (None, unknown, "not known any more", 9),
-            ({**ended, "start_time": 10}, unknown, "not known any more", 9),
+            ({**ended, "start_time_ticks": 10}, unknown, "not known any more", 9),
             (None, other, "not known any more", 9),
-            ({**ended, "status": 9, "write_error": 28}, unknown, "No space left", 9),
+            ({**ended, "wait_status": 9, "write_error": 28}, unknown, "No space left", 9),
             (ended, None, None, None),
             (None, None, STARTER_ENDED, 9),
-            ({"status": 0}, None, STARTER_ENDED, None),
+            ({"wait_status": 0}, None, STARTER_ENDED, None),
         ):
             self.setUp()
             process = self.connect()
@@ -280,7 +280,7 @@ class TailedProcessTests(SynchronousTestCase):
         self.print(b"")
         self.assertIn("stdout has shrunk", process.lost_reason or "")
         self.assertEqual(self.protocol.told, ["lost 1"])
-        self.tell(status=9, rusage=USAGE, is_output_complete=True)
+        self.tell(wait_status=9, rusage=USAGE, is_output_complete=True)
         self.assertEqual(self.protocol.told, ["lost 1", "exited", "lost 2", "ended"])
         self.assertEqual(self.starter.asked, [signal.SIGKILL])
 
@@ -312,7 +312,7 @@ class KilledReaderTests(StarterCase):
         directory = self.directory / "program"
         program = self.client.start_program(directory, launch)
         copy = self.directory / "copy"
-        arguments = [self.starter.path, directory, program.pid, program.start_time, copy]
+        arguments = [self.starter.path, directory, program.pid, program.start_time_ticks, copy]
         argv = [sys.executable, "-c", READER, *map(str, arguments)]
         kills = 0
         deadline = time.monotonic() + PATIENCE

@@ -180,8 +180,8 @@ class DescriptorTests(BubblewrapTestCase):
 
     def test_each_bwrap_reads_the_filters_from_their_beginning(self) -> None:
         self.assertEqual([decode(each) for each in self.launch.descriptors[3:]], [PROGRAM] * 2)
-        assert self.launch.broker is not None
-        filters = self.launch.broker.descriptors[3:]
+        assert self.launch.broker_specification is not None
+        filters = self.launch.broker_specification.descriptors[3:]
         self.assertEqual([decode(each) for each in filters], [PROGRAM] * 2)
 
     def test_filter_that_was_damaged_is_written_again_by_the_next_daemon(self) -> None:
@@ -205,7 +205,7 @@ class BrokerTests(BubblewrapTestCase):
     def test_broker_is_in_the_cgroup_of_the_evaluation(self) -> None:
         self.cgroups.group.entries = ["/cgroup/a"]
         self.start(self.make())
-        broker = self.launcher.launched[-1].broker
+        broker = self.launcher.launched[-1].broker_specification
         self.assertEqual(broker.procs_files, ["/cgroup/a"])
         self.assertEqual((broker.niceness, broker.environment), (10, {}))
         self.assertEqual(
@@ -213,7 +213,7 @@ class BrokerTests(BubblewrapTestCase):
         )
 
     def test_broker_gets_its_program_its_configuration_and_the_socket(self) -> None:
-        broker = self.launch.broker
+        broker = self.launch.broker_specification
         assert broker is not None
         self.assertEqual(broker.argv[-2:], ["/proc/self/fd/3", "tawebeval-broker"])
         program, configuration, listening = broker.descriptors[:3]

@@ -159,7 +159,7 @@ class JobCase(SynchronousTestCase):
         return Deferred.fromCoroutine(self.slurm_run.wait_for_evaluator_start(self.job))
 
     def write_state(self, **members: Any) -> None:
-        content = {"node": "one", "job": "7", "exceeded": None, "pid": 5, "start_time": 6}
+        content = {"node": "one", "job": "7", "exceeded": None, "pid": 5, "start_time_ticks": 6}
         self.job.state_file.write_text(json.dumps({**content, **members}))
 
     def tell(self, **members: Any) -> None:
@@ -167,7 +167,7 @@ class JobCase(SynchronousTestCase):
         self.pass_time()
 
     def tell_end(self, status: int = 0) -> None:
-        self.tell(status=status, rusage=RUSAGE, is_output_complete=True)
+        self.tell(wait_status=status, rusage=RUSAGE, is_output_complete=True)
 
     def print_text(self, text: str) -> None:
         own, moved = self.job.output_directory, self.evaluation.output_directory
@@ -181,7 +181,7 @@ class JobCase(SynchronousTestCase):
 
     def end_srun(self, stderr: str = "") -> None:
         (self.job.root / "stderr").write_text(stderr)
-        self.starter.listeners[self.job.root](ProgramState(status=0, is_output_complete=True))
+        self.starter.listeners[self.job.root](ProgramState(wait_status=0, is_output_complete=True))
         self.pass_time()
 
     def queue(self, state: str | None, looks: int = 1) -> None:
@@ -213,7 +213,7 @@ class StartTests(JobCase):
         self.assertIn(f"--bind {self.job.tree_directory} /evaluation/tree ", argv)
         self.assertIn(f"{self.evaluation.root}/submission /evaluation/submission ", argv)
         self.assertTrue(argv.endswith(" /bin/sh -c ./run"))
-        broker = LaunchSpec(**launch.broker)
+        broker = LaunchSpec(**launch.broker_specification)
         self.assertEqual(broker.argv[0], "/usr/bin/python3")
         self.assertEqual(launch.broker_socket_path, f"{self.job.root}/runner")
         self.assertEqual((list(launch.procs_files), list(broker.procs_files)), ([], []))
@@ -303,8 +303,8 @@ class JobTests(JobCase):
 
     def test_end_of_srun_is_followed_by_a_read_of_the_state_at_once(self) -> None:
         self.connect()
-        self.write_state(status=0, rusage=RUSAGE, is_output_complete=True)
-        self.starter.listeners[self.job.root](ProgramState(status=0, is_output_complete=True))
+        self.write_state(wait_status=0, rusage=RUSAGE, is_output_complete=True)
+        self.starter.listeners[self.job.root](ProgramState(wait_status=0, is_output_complete=True))
         self.clock.pump([0] * 9)
         self.assertEqual(len(self.run_.told), 2)
         self.assertIsNone(self.slurm_run.job_loss)
@@ -333,7 +333,7 @@ class JobTests(JobCase):
 
     def test_end_reported_by_the_node_overrides_the_state_in_the_queue(self) -> None:
         self.connect()
-        self.write_state(status=0, rusage=RUSAGE, is_output_complete=True)
+        self.write_state(wait_status=0, rusage=RUSAGE, is_output_complete=True)
         self.queue("CANCELLED")
         self.assertIsNone(self.slurm_run.job_loss)
 
@@ -480,7 +480,7 @@ class RepeatTests(JobCase):
         self.assertEqual(self.run_.told, ["suspended", "restarted"])
         self.assertEqual((self.process.pid, self.run_.stdout), (8, b"one\n"))
         self.print_text("two\n")
-        self.tell(node="two", pid=8, status=0, rusage=RUSAGE, is_output_complete=True)
+        self.tell(node="two", pid=8, wait_status=0, rusage=RUSAGE, is_output_complete=True)
         self.assertEqual(self.run_.stdout, b"one\ntwo\n")
         self.assertEqual(len(self.run_.told), 4)
         self.assertIsNone(self.slurm_run.job_loss)
@@ -496,7 +496,7 @@ class RepeatTests(JobCase):
 
     def test_evaluator_that_has_ended_is_not_begun_again(self) -> None:
         self.connect()
-        self.tell(status=0, rusage=RUSAGE)
+        self.tell(wait_status=0, rusage=RUSAGE)
         self.queue("NODE_FAIL")
         self.check_loss("node")
         self.assertEqual(self.starter.started, [])
@@ -517,7 +517,7 @@ class RepeatTests(JobCase):
         self.tell(node="two", pid=8)
         lost.output_directory.mkdir(parents=True)
         (lost.output_directory / "stdout").touch()
-        lost.state_file.write_text('{"pid": 5, "start_time": 6}')
+        lost.state_file.write_text('{"pid": 5, "start_time_ticks": 6}')
         self.successResultOf(Deferred.fromCoroutine(self.slurm_run._read(lost)))
         self.print_text("two\n")
         self.pass_time()
@@ -629,7 +629,7 @@ class ResumeTests(JobCase):
         self.assertEqual(self.commands.watchers, {})
 
     def test_resume_reports_a_job_that_ended_while_no_daemon_ran(self) -> None:
-        ended = {"status": 0, "rusage": RUSAGE, "is_output_complete": True}
+        ended = {"wait_status": 0, "rusage": RUSAGE, "is_output_complete": True}
         content = json.loads(self.left_job.state_file.read_text())
         exceeded = {"exceeded": "memory"}
         self.left_job.state_file.write_text(json.dumps({**content, **ended, **exceeded}))

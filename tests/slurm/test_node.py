@@ -40,7 +40,7 @@ class NodeJobTests(SynchronousTestCase):
         content = {
             "argv": argv,
             "directory": str(self.directory),
-            "broker": broker,
+            "broker_specification": broker,
             "broker_socket_path": str(self.directory / "runner"),
         }
         (self.directory / "output" / "start").write_text(json.dumps(content))
@@ -76,7 +76,7 @@ class NodeJobTests(SynchronousTestCase):
 
     def test_output_and_exit_are_in_files(self) -> None:
         state = self.finish(self.start("/bin/sh", "-c", "echo out; echo err >&2; exit 3"))
-        self.assertEqual(os.waitstatus_to_exitcode(state["status"]), 3)
+        self.assertEqual(os.waitstatus_to_exitcode(state["wait_status"]), 3)
         self.assertTrue(state["is_output_complete"])
         self.assertIsNone(state["exceeded"])
         output = self.directory / "output"
@@ -96,11 +96,13 @@ class NodeJobTests(SynchronousTestCase):
         process = self.start("/bin/sleep", "600")
         self.wait(self.read_state, "it is started")
         state = self.read_state()
-        self.assertNotIn("status", state)
+        self.assertNotIn("wait_status", state)
         self.assertEqual(Path(f"/proc/{state['pid']}/comm").read_text(), "sleep\n")
         with (self.directory / "signal").open("a") as file:
             file.write(f"{signal.SIGTERM}\n")
-        self.assertEqual(os.waitstatus_to_exitcode(self.finish(process)["status"]), -signal.SIGKILL)
+        self.assertEqual(
+            os.waitstatus_to_exitcode(self.finish(process)["wait_status"]), -signal.SIGKILL
+        )
 
     def test_signal_written_to_the_file_reaches_the_evaluator(self) -> None:
         # The first process inside is killed if it is alone, as bwrap's is: another one stays.
@@ -110,7 +112,7 @@ class NodeJobTests(SynchronousTestCase):
         self.wait(lambda: stdout.exists() and stdout.read_text(), "it prints")
         with (self.directory / "signal").open("a") as file:
             file.write(f"{signal.SIGTERM}\n")
-        self.assertEqual(os.waitstatus_to_exitcode(self.finish(process)["status"]), 5)
+        self.assertEqual(os.waitstatus_to_exitcode(self.finish(process)["wait_status"]), 5)
         self.assertEqual(stdout.read_text(), "on\ntold\n")
 
     def test_evaluator_over_its_cpu_time_limit_is_ended(self) -> None:
@@ -147,7 +149,7 @@ class NodeJobTests(SynchronousTestCase):
         gate.write_text("\n")
         time.sleep(0.5)  # ... and cannot tell the end
         (self.parent / "away").rename(self.evaluations)
-        self.assertEqual(self.finish(process)["status"], 0)
+        self.assertEqual(self.finish(process)["wait_status"], 0)
         self.assertEqual((self.directory / "output" / "stdout").read_text(), "on\n")
 
     def test_evaluator_ends_when_the_node_program_is_killed(self) -> None:
