@@ -387,7 +387,7 @@ class EvaluationLinks:
     _clock: IReactorTime
     _read_wall_clock: Callable[[], float]
     _random_bytes: Callable[[int], bytes]
-    linked_evaluations: dict[str, LinkRow] = attrs.field(init=False)
+    links_by_evaluation: dict[str, LinkRow] = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)  # by request
     readers_share: Share = attrs.field(init=False)
@@ -412,8 +412,8 @@ class EvaluationLinks:
             " /evaluation/ID/links, or try again when some have expired",
             _RETRY_AFTER,
         )
-        self.linked_evaluations = self._store.load_links()
-        for linked in self.linked_evaluations.values():
+        self.links_by_evaluation = self._store.load_links()
+        for linked in self.links_by_evaluation.values():
             self.evaluations_share.take(1, linked.caller)
         self._rate = RateLimit(0, self._clock.seconds)
         self._authentication.on_reload.append(self._cut_unknown_callers)
@@ -424,7 +424,7 @@ class EvaluationLinks:
         `lifetime` is in seconds. Raises: ServerBusy, CallerQuotaExceeded.
         """
         self._drop_expired()
-        known = self.linked_evaluations.get(identifier)
+        known = self.links_by_evaluation.get(identifier)
         if known is None:
             self._check_room(caller)
         expires = int(self._read_wall_clock()) + lifetime
@@ -440,7 +440,7 @@ class EvaluationLinks:
         Raises: ServerBusy, if the store does not work; then they are revoked only as long as the
         daemon runs.
         """
-        if identifier in self.linked_evaluations:
+        if identifier in self.links_by_evaluation:
             self._change(identifier, None)
         self._cut_readers(identifier)
         await self._store.flush()
@@ -483,7 +483,7 @@ class EvaluationLinks:
                 reader.timer.cancel()
 
     def _check_link(self, identifier: str, link: str) -> tuple[str, int]:
-        linked = self.linked_evaluations.get(identifier)
+        linked = self.links_by_evaluation.get(identifier)
         generation = linked.link_generation if linked else bytes(LINK_GENERATION_BYTES)
         expires = self._signer.verify_and_read_expiry(link, identifier, generation)
         if (
@@ -505,7 +505,7 @@ class EvaluationLinks:
     def _cut_unknown_callers(self) -> None:
         """Cut the requests by links of callers without a token."""
         for identifier in {reader.identifier for reader in self._readers.values()}:
-            linked = self.linked_evaluations.get(identifier)
+            linked = self.links_by_evaluation.get(identifier)
             if linked is not None and not self._authentication.has_caller(linked.caller):
                 self._cut_readers(identifier)
 
@@ -513,8 +513,8 @@ class EvaluationLinks:
         if caller == ANONYMOUS_CALLER and self.evaluations_share.is_quota_used_up(caller):
             # Clients without tokens cannot be told apart: one could keep all places for 30 days.
             first = min(
-                self.linked_evaluations,
-                key=lambda identifier: self.linked_evaluations[identifier].last_expiry,
+                self.links_by_evaluation,
+                key=lambda identifier: self.links_by_evaluation[identifier].last_expiry,
             )
             self._change(first, None)
             self._cut_readers(first)
@@ -523,17 +523,17 @@ class EvaluationLinks:
     def _drop_expired(self) -> None:
         now = self._read_wall_clock()
         for identifier in [
-            name for name, linked in self.linked_evaluations.items() if linked.last_expiry <= now
+            name for name, linked in self.links_by_evaluation.items() if linked.last_expiry <= now
         ]:
             self._change(identifier, None)
 
     def _change(self, identifier: str, linked: LinkRow | None) -> None:
-        known = self.linked_evaluations.pop(identifier, None)
+        known = self.links_by_evaluation.pop(identifier, None)
         if known is not None:
             self.evaluations_share.give_back(1, known.caller)
         if linked is not None:
             self.evaluations_share.take(1, linked.caller)
-            self.linked_evaluations[identifier] = linked
+            self.links_by_evaluation[identifier] = linked
         else:
             self._rate.drop_bucket(identifier)
         self._store.save_link(identifier, linked)

@@ -38,22 +38,21 @@ def bundle_modules(modules: Mapping[str, str], entry: str) -> str:
     return "\n".join(scopes.values())
 
 
-def bundle_page(
+def bundle_static_files(
     files: Mapping[str, str], styles: Sequence[str], tables: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the files that take the place of others, or are new, by name."""
-    versions = {name: find_version(text.encode()) for name, text in files.items()}
+    versions = {name: compute_content_version(text.encode()) for name, text in files.items()}
 
     def add_version(found: re.Match[str]) -> str:
         return f"{found[0]}?v={versions[found[2]]}"
 
+    modules = {**files, "messages.js": make_messages_module(tables)}
     made = {
-        "bundle.js": _MODULE_URL.sub(
-            add_version, bundle_modules({**files, "messages.js": make_messages(tables)}, "page")
-        ),
+        "bundle.js": _MODULE_URL.sub(add_version, bundle_modules(modules, "page")),
         "bundle.css": "".join(files[name] for name in styles),
     }
-    versions |= {name: find_version(text.encode()) for name, text in made.items()}
+    versions |= {name: compute_content_version(text.encode()) for name, text in made.items()}
     pages = {
         name: _PAGE_URL.sub(add_version, text)
         for name, text in files.items()
@@ -62,12 +61,12 @@ def bundle_page(
     return {**made, **pages}
 
 
-def make_messages(tables: Mapping[str, str]) -> str:
+def make_messages_module(tables: Mapping[str, str]) -> str:
     """Return the module with all messages, from the JSON of each language's table."""
     members = (f'"{language}": {table}' for language, table in sorted(tables.items()))
     return f"export const TABLES = {{{','.join(members)}}};\n"
 
 
-def find_version(content: bytes) -> str:
+def compute_content_version(content: bytes) -> str:
     """Return the version that URLs of a content have."""
     return sha256(content).hexdigest()[:32]

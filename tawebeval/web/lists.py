@@ -100,7 +100,7 @@ class EvaluationLists:
     _clock: Any
     _resolver: CheckedResolver
     _agent: Callable[[ServerAddress, Sequence[IPAddress], ResponseSizeLimit], IAgent]
-    joint_lists: Share = attrs.Factory(
+    joint_lists_share: Share = attrs.Factory(
         lambda: Share(
             SharedResource.JOINT_LISTS,
             MAX_JOINT_LISTS,
@@ -133,11 +133,11 @@ class EvaluationLists:
         callers = _choose_callers(request, callers)
         own_limit = _parse_own_limit(request)
         if own_limit is None and service.other_daemons:
-            self.joint_lists.take_within_quota(1, request.caller)
+            self.joint_lists_share.take_within_quota(1, request.caller)
             try:
                 return await self._list_all(request, callers, after, parameters)
             finally:
-                self.joint_lists.give_back(1, request.caller)
+                self.joint_lists_share.give_back(1, request.caller)
         listing = await self._registry.lister.list_evaluations(
             after, request.caller, callers, wanted, own_limit
         )

@@ -63,7 +63,7 @@ from tawebeval.web.auth import (
     find_link,
     parse_link_lifetime,
 )
-from tawebeval.web.bundle import bundle_page, find_version
+from tawebeval.web.bundle import bundle_static_files, compute_content_version
 from tawebeval.web.events import parse_event_query, send_events, send_page
 from tawebeval.web.lists import EvaluationLists, list_problems
 from tawebeval.web.server.channel import ApiRequest
@@ -126,7 +126,7 @@ class WebContext:
     registry: EvaluationRegistry
     authentication: Authentication
     clock: IReactorTime
-    forms: FormReceiverFactory
+    form_receiver_factory: FormReceiverFactory
     lists: EvaluationLists
     links: EvaluationLinks
     health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
@@ -176,7 +176,7 @@ class StaticResource:
 
     @entity_tag.default
     def _make_entity_tag(self) -> str:
-        return f'"{find_version(self.content)}"'
+        return f'"{compute_content_version(self.content)}"'
 
     @property
     def version(self) -> str:
@@ -189,8 +189,8 @@ class StaticResource:
         headers = {**self.headers, b"Content-Encoding": b"gzip"}
         return StaticResource(content, self.media_type, headers)
 
-    def send_response(self, request: ApiRequest, *, is_versioned: bool = False) -> bytes:
-        """Answer with the content, or with 304 if the client has it (RFC 9110, section 13.1.2).
+    def prepare_response(self, request: ApiRequest, *, is_versioned: bool = False) -> bytes:
+        """Set the headers, return the content; or 304 if the client has it (RFC 9110, 13.1.2).
 
         `is_versioned` tells that the URL names this content, which never changes then.
         Raises: HeaderTooLarge.
@@ -227,7 +227,7 @@ def _load_resources() -> dict[str, StaticResource]:
         for file in (package / "messages").iterdir()
         if file.name.endswith(".json")
     }
-    for name, text in {**contents, **bundle_page(contents, _STYLES, tables)}.items():
+    for name, text in {**contents, **bundle_static_files(contents, _STYLES, tables)}.items():
         path = _PAGE_PATHS.get(name, f"/static/{name}")
         resources[path] = StaticResource(text.encode(), _get_media_type(name), _PAGE_HEADERS)
     return resources
@@ -259,7 +259,7 @@ def add_static_routes(app: Klein, turns: StreamTurns) -> None:
             raise NotFound
         version = get_query_argument(request.query, "v")
         is_versioned = name != "" and version == STATIC_RESOURCES[f"/static/{name}"].version
-        body = resource.send_response(request, is_versioned=is_versioned)
+        body = resource.prepare_response(request, is_versioned=is_versioned)
         return await send_body(request, body, turns)
 
 
@@ -295,10 +295,10 @@ def make_app(context: WebContext) -> Klein:
         form = request.form
         if not isinstance(form, FormReceiver):
             raise NotFound  # another spelling of the path, for which no form was received
-        form.parse_end()
+        form.finish_parsing()
         caller = request.caller
         identifier = registry.find_evaluation_by_idempotency_key(
-            form.key, form.compute_digest(), caller
+            form.idempotency_key, form.compute_digest(), caller
         )
         if identifier is None:
             received, trace = await form.wait_until_stored(), None
@@ -447,7 +447,7 @@ def make_app(context: WebContext) -> Klein:
             allowed = ", ".join(sorted(error.valid_methods or ()))
             method = request.method.decode("latin-1")
             error.description = f"method {method!r:.40} is not allowed here; allowed: {allowed}"
-        body: bytes | None = request.prepare_problem(failure)
+        body: bytes | None = request.prepare_failure_response(failure)
         return body
 
     return app
@@ -477,7 +477,7 @@ class KleinApplication(Resource):
             return self._klein.render(request)
         request.route = request.method.decode(), EVENTS_ROUTE
         registry, turns = self.context.registry, self.context.stream_turns
-        request.answer(send_events(registry, turns, request, found[1].decode()))
+        request.send_response(send_events(registry, turns, request, found[1].decode()))
         return NOT_DONE_YET
 
     def identify_caller(self, request: ApiRequest) -> str:
@@ -564,7 +564,7 @@ class KleinApplication(Resource):
         _, route, parameters = self._match_request(request)
         if route not in (EVALUATE_ROUTE, EVALUATE_PROBLEM_ROUTE, RERUN_ROUTE):
             return None
-        return self.context.forms.make_receiver(
+        return self.context.form_receiver_factory.make_receiver(
             request, length, parameters.get("name"), parameters.get("identifier")
         )
 

@@ -1,10 +1,10 @@
 """Documents of problems with their statements: Markdown, and its pictures, from the commit.
 
 A statement may be there in several languages: `statement.it.md` beside `statement.md`. The commit
-is checked out as for an evaluation, in a fetch slot. A document is kept for `MAX_AGE` seconds, or
-until a reload: a branch is not asked for again with each request, nor for a language that the
-statement does not have. If the next one cannot be read, that one stays. A document has up to about
-1 MiB: the text, and its pictures.
+is checked out as for an evaluation, in a fetch slot. A document is kept for
+`MAX_DOCUMENT_AGE_SECONDS`, or until a reload: a branch is not asked for again with each request,
+nor for a language that the statement does not have. If the next one cannot be read, that one stays.
+A document has up to about 1 MiB: the text, and its pictures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.linux.filetree import open_regular_file
 from tawebeval.web.lists import describe_problem
 
-MAX_AGE = 60.0
+MAX_DOCUMENT_AGE_SECONDS = 60.0
 """Seconds for which a document is kept."""
 
 MAX_DOCUMENTS = 32
@@ -97,7 +97,7 @@ class ProblemDocuments:
         kept = self._kept.get(key)
         if kept is not None and kept.configuration is not configuration:
             kept = None
-        if kept is not None and now < kept.time + MAX_AGE:
+        if kept is not None and now < kept.time + MAX_DOCUMENT_AGE_SECONDS:
             self._kept.move_to_end(key)
             return kept
         problem = configuration.problems[name]

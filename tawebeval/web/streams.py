@@ -331,7 +331,7 @@ async def send_websocket_messages(
     channel = request.channel
     events = EventWebSocket()
     WebSocketResource(events).render_GET(request)
-    channel.wait_for_turn = partial(turns.wait, request.caller)
+    channel.wait_for_websocket_turn = partial(turns.wait, request.caller)
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE
     if subscription is not None:

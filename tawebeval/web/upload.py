@@ -96,12 +96,12 @@ log = Logger()
 class UnwrittenUploads:
     """Counter of the bytes of all forms that are gathered or being written."""
 
-    size: int = 0
+    size_bytes: int = 0
 
     @property
     def is_memory_full(self) -> bool:
         """Whether forms must wait for the disk before they receive more."""
-        return self.size >= _MEMORY
+        return self.size_bytes >= _MEMORY
 
 
 @attrs.define
@@ -165,7 +165,7 @@ class UploadWriter:
 
     def _count(self, size: int) -> None:
         self._size += size
-        self._unwritten.size += size
+        self._unwritten.size_bytes += size
 
     async def finish(self) -> None:
         """Return when all files are written. May be cancelled. Raises: OSError."""
@@ -207,11 +207,11 @@ class UploadWriter:
             while self._is_due:
                 size = self._size
                 pieces = self._take_gathered()
-                self._unwritten.size += size
+                self._unwritten.size_bytes += size
                 try:
                     await self._threads.run_in_thread(_write, self.directory, pieces)
                 finally:
-                    self._unwritten.size -= size
+                    self._unwritten.size_bytes -= size
                 self._source.resume_body()
         except Exception as error:  # noqa: BLE001  (the client is told of any error)
             self._error = error
@@ -273,17 +273,17 @@ class _FormParser(PushMultipartParser):  # type: ignore[misc]  # it has no types
 class FormReceiver:
     """Parses one form; `files` writes its files below the subdirectory `submission`.
 
-    `key` is the header `Idempotency-Key`. `received_bytes` is the number of bytes received; the
-    share of `submissions` counts them for the `caller`, and what each file takes besides, until the
-    directory is removed. `target` is what the form is for: the same form for another target is
-    another form. `preset` is what is known about the form. `use_kept` returns the submission that
-    is to run again; such a form needs no body, and its bytes do not count. `refusal` is why the
-    form can begin no evaluation, although its key may name one; then `preset` is unknown. All
-    methods raise RequestError. The first byte of the body creates the directory.
+    `idempotency_key` is the header `Idempotency-Key`. `received_bytes` is the number of bytes
+    received; the share of `submissions` counts them for the `caller`, and what each file takes
+    besides, until the directory is removed. `target` is what the form is for: the same form for
+    another target is another form. `preset` is what is known about the form. `use_kept` returns the
+    submission that is to run again; such a form needs no body, and its bytes do not count.
+    `refusal` is why the form can begin no evaluation, although its key may name one; then `preset`
+    is unknown. All methods raise RequestError. The first byte of the body creates the directory.
     """
 
     _files: UploadWriter
-    key: str | None
+    idempotency_key: str | None
     _configuration: Configuration
     _submissions: SubmissionStore
     _caller: str
@@ -382,7 +382,7 @@ class FormReceiver:
         if not begin.startswith(begun[: len(begin)]):
             raise MalformedRequest("the form does not begin with the boundary of its Content-Type")
 
-    def parse_end(self) -> None:
+    def finish_parsing(self) -> None:
         """Parse the end of the body."""
         try:
             if self._parser is not None:
@@ -441,7 +441,7 @@ class FormReceiver:
                 submission_time=preset.submission_time,
             ),
             self._files.directory,
-            self.key,
+            self.idempotency_key,
             self.compute_digest(),
             self._stored_bytes,
         )
@@ -531,7 +531,7 @@ class FormReceiver:
             self._files.begin_file(Path("submission", file.field, file.filename))
 
     def _take(self, chunk: bytes | bytearray) -> None:
-        if self.key is not None:
+        if self.idempotency_key is not None:
             self._hash.update(chunk)
         if self._must_be_empty:
             raise InvalidField(self._name, "the file has content and no name; send a file name")

@@ -77,7 +77,7 @@ class UploadTestCase(SynchronousTestCase):
     def finish(self, receiver: FormReceiver) -> ReceivedForm:
         """Return the form that has come. Raises what is wrong with it."""
         outcomes: list[Any] = []
-        receiver.parse_end()
+        receiver.finish_parsing()
         Deferred.fromCoroutine(receiver.wait_until_stored()).addBoth(outcomes.append)
         (outcome,) = outcomes
         if isinstance(outcome, Failure):

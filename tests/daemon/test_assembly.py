@@ -209,7 +209,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual([pool.name for pool in watching], ["watch", "count"])
         daemon.privilegedStartService()
         daemon.startService()
-        self.assertEqual(self.context().forms._threads.name, "upload")  # type: ignore[attr-defined]
+        self.assertEqual(self.context().form_receiver_factory._threads.name, "upload")  # type: ignore[attr-defined]
         self.assertEqual(sorted(done), sorted(f"start {name}" for _, name in expected))
         self.successResultOf(daemon.stopService())
         stops = sorted(f"stop {name}" for _, name in expected)

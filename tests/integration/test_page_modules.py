@@ -13,7 +13,7 @@ from typing import Any
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import TestCase
 
-from tawebeval.web.bundle import make_messages
+from tawebeval.web.bundle import make_messages_module
 
 NODE = shutil.which("node")
 TESTS = Path(__file__).parent / "page_modules"
@@ -32,7 +32,7 @@ class PageModuleTests(TestCase):
         shutil.copytree(TESTS, self.folder)
         shutil.copytree(STATIC, self.folder / "static")
         tables = {path.stem: path.read_text() for path in MESSAGES.glob("*.json")}
-        (self.folder / "static" / "messages.js").write_text(make_messages(tables))
+        (self.folder / "static" / "messages.js").write_text(make_messages_module(tables))
         (self.folder / "package.json").write_text('{"type": "module"}')
 
     async def run_tests(self, name: str) -> None:

@@ -311,7 +311,7 @@ class BoundTests(LinkTestCase):
         self.read(link, status=401)
         with mock.patch.object(share, "total", 1):
             self.call("POST", place, 200, "bob")
-        self.assertEqual(list(self.links.linked_evaluations), [other])
+        self.assertEqual(list(self.links.links_by_evaluation), [other])
 
 
 class ArchivedTests(LinkTestCase):
@@ -365,7 +365,7 @@ class StoreTests(LinkTestCase):
         )
         links = service.context.links
         self.assertEqual(
-            links.linked_evaluations, {self.identifier: self.store.links[self.identifier]}
+            links.links_by_evaluation, {self.identifier: self.store.links[self.identifier]}
         )
         self.assertEqual(links.add_reader(object(), self.identifier, link, lambda: None), "alice")
 

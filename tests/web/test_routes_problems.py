@@ -15,7 +15,12 @@ from tawebeval.config import (
     MaximumLimitSettings,
     ProblemSettings,
 )
-from tawebeval.web.statements import MAX_AGE, MAX_DOCUMENTS, MAX_PICTURE_BYTES, MAX_STATEMENT_BYTES
+from tawebeval.web.statements import (
+    MAX_DOCUMENT_AGE_SECONDS,
+    MAX_DOCUMENTS,
+    MAX_PICTURE_BYTES,
+    MAX_STATEMENT_BYTES,
+)
 from tests.cases.web import CallerTestCase, Tokens, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
 from tests.fakes.world import OID
@@ -193,7 +198,7 @@ class ProblemTests(WebTestCase):
             detail = self.read(503, language="it")["detail"]
             self.assertIn("leads out of the repository", detail)
             own.unlink()
-            self.service.reactor.advance(MAX_AGE)
+            self.service.reactor.advance(MAX_DOCUMENT_AGE_SECONDS)
 
     def test_statement_is_read_while_evaluations_wait_for_a_run_slot(self) -> None:
         self.write("statement.md", b"English")
@@ -251,10 +256,10 @@ class ProblemTests(WebTestCase):
         self.assertEqual(self.read()["statement"], "one")
         file.write_bytes(b"two")
         self.assertEqual(self.read()["statement"], "one")
-        self.service.reactor.advance(MAX_AGE)
+        self.service.reactor.advance(MAX_DOCUMENT_AGE_SECONDS)
         self.assertEqual(self.read()["statement"], "two")
         file.unlink()
-        self.service.reactor.advance(MAX_AGE)
+        self.service.reactor.advance(MAX_DOCUMENT_AGE_SECONDS)
         self.assertEqual(self.read()["statement"], "two")
 
     def test_statement_that_cannot_be_read_is_503_without_a_path_of_the_machine(self) -> None:

@@ -171,7 +171,8 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").mkdir()
         connection.lose()
         spool = self.service.registry.submissions.share
-        self.assertEqual((spool.used, self.service.context.forms.unwritten.size), (0, 0))
+        unwritten = self.service.context.form_receiver_factory.unwritten
+        self.assertEqual((spool.used, unwritten.size_bytes), (0, 0))
 
 
 class GivenUpTests(RawTestCase):
@@ -191,8 +192,9 @@ class GivenUpTests(RawTestCase):
                 self.assertTrue((upload / "submission" / "source" / "solution.py").exists())
             connection.lose()
             self.assertEqual(self.service.leftovers(), [])
-            share, forms = self.service.registry.submissions.share, self.service.context.forms
-            self.assertEqual((share.used, forms.unwritten.size), (0, 0))
+            share = self.service.registry.submissions.share
+            unwritten = self.service.context.form_receiver_factory.unwritten
+            self.assertEqual((share.used, unwritten.size_bytes), (0, 0))
             self.assertEqual(self.service.reactor.getDelayedCalls(), [])
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
         self.assertEqual(self.service.world.spawn.children, [])

@@ -42,7 +42,7 @@ class SlowDiskTests(RawTestCase):
             self.root / "slow", self.configuration, running=4, uploading=self.threads
         )
         self.spool = self.service.registry.submissions.share
-        self.unwritten = self.service.context.forms.unwritten
+        self.unwritten = self.service.context.form_receiver_factory.unwritten
 
     def close(self) -> None:
         self.threads.finish()
@@ -72,7 +72,7 @@ class SlowDiskTests(RawTestCase):
         for connection in connections:
             connection.lose()
         self.threads.finish()
-        self.assertEqual((self.spool.used, self.unwritten.size), (0, 0))
+        self.assertEqual((self.spool.used, self.unwritten.size_bytes), (0, 0))
         self.assertEqual(self.service.leftovers(), [])
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
@@ -89,7 +89,7 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.received, b"")
             self.threads.finish()
             self.assertEqual(connection.answer().status, 200)
-        self.assertEqual(self.unwritten.size, 0)
+        self.assertEqual(self.unwritten.size_bytes, 0)
 
     def test_time_paused_for_the_disk_does_not_count_for_the_deadline(self) -> None:
         connection, rest = self.stuck()
@@ -125,7 +125,7 @@ class SlowDiskTests(RawTestCase):
         self.check_gone([connection])
 
     def test_slow_client_is_408_despite_pauses_for_the_disk(self) -> None:
-        self.unwritten.size = 2**30
+        self.unwritten.size_bytes = 2**30
         connection = self.begin()
         start = BODY.index(b"x" * 100)
         connection.send(BODY[:start])
@@ -139,7 +139,7 @@ class SlowDiskTests(RawTestCase):
             self.assertEqual(connection.received, b"")
         self.service.reactor.advance(1)
         self.check_raw(connection.answer(), 408)
-        self.unwritten.size -= 2**30
+        self.unwritten.size_bytes -= 2**30
         self.check_gone([connection])
 
     def test_client_that_goes_while_a_thread_writes_leaves_nothing(self) -> None:

@@ -51,12 +51,12 @@ class WriterTests(SynchronousTestCase):
         self.writer.add_content(b"two")
         self.writer.begin_file(other)
         self.assertEqual((self.threads.waiting, self.writer.has_begun_writing), ([], False))
-        self.assertGreater(self.unwritten.size, 8)
+        self.assertGreater(self.unwritten.size_bytes, 8)
         finished = self.finish()
         self.assertNoResult(finished)
         self.threads.step()
         self.successResultOf(finished)
-        self.assertEqual((self.threads.waiting, self.unwritten.size), ([], 0))
+        self.assertEqual((self.threads.waiting, self.unwritten.size_bytes), ([], 0))
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one, two")
         self.assertEqual((self.writer.directory / other).read_bytes(), b"")
 
@@ -75,7 +75,7 @@ class WriterTests(SynchronousTestCase):
         self.successResultOf(finished)
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"".join(sent[:-1]))
         self.assertEqual((self.writer.directory / "submission/b/last").read_bytes(), sent[-1])
-        self.assertEqual(self.unwritten.size, 0)
+        self.assertEqual(self.unwritten.size_bytes, 0)
 
     def test_next_batch_is_gathered_while_one_is_written(self) -> None:
         self.begin()
@@ -83,15 +83,15 @@ class WriterTests(SynchronousTestCase):
         self.assertFalse(self.source.paused)
         self.writer.add_content(HALF)
         self.assertTrue(self.source.paused)
-        self.assertGreater(self.unwritten.size, 2 * WRITE_BATCH_BYTES)
+        self.assertGreater(self.unwritten.size_bytes, 2 * WRITE_BATCH_BYTES)
         self.threads.step()
         self.assertFalse(self.source.paused)
         self.assertEqual(len(self.threads.waiting), 1)
         self.threads.step()
-        self.assertEqual((self.threads.waiting, self.unwritten.size), ([], 0))
+        self.assertEqual((self.threads.waiting, self.unwritten.size_bytes), ([], 0))
 
     def test_form_is_written_at_once_if_unwritten_bytes_are_over_the_limit(self) -> None:
-        self.unwritten.size = 2**30
+        self.unwritten.size_bytes = 2**30
         self.writer.begin_file(FILE)
         self.writer.add_content(b"one")
         self.assertEqual(len(self.threads.waiting), 1)
@@ -102,7 +102,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one")
         self.threads.step()
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"onetwo")
-        self.assertEqual(self.unwritten.size, 2**30)
+        self.assertEqual(self.unwritten.size_bytes, 2**30)
 
     def test_disk_error_refuses_the_form(self) -> None:
         self.begin()
@@ -116,7 +116,7 @@ class WriterTests(SynchronousTestCase):
         self.writer.add_content(HALF)
         self.assertEqual(self.threads.waiting, [])
         self.abandon()
-        self.assertEqual((self.gone, self.unwritten.size), (["form"], 0))
+        self.assertEqual((self.gone, self.unwritten.size_bytes), (["form"], 0))
 
     def test_disk_error_of_the_last_write_is_reported_once(self) -> None:
         self.begin()
@@ -145,14 +145,14 @@ class WriterTests(SynchronousTestCase):
         self.writer.begin_file(FILE)
         self.writer.add_content(HALF)
         self.abandon()
-        self.assertEqual((self.gone, self.unwritten.size), (["form"], 0))
+        self.assertEqual((self.gone, self.unwritten.size_bytes), (["form"], 0))
         self.writer, self.gone = self.make("other"), []
         self.begin()
         self.writer.add_content(HALF)
         self.abandon()
-        self.assertEqual((self.gone, self.unwritten.size), ([], WRITE_BATCH_BYTES + 1024))
+        self.assertEqual((self.gone, self.unwritten.size_bytes), ([], WRITE_BATCH_BYTES + 1024))
         self.threads.step()
-        self.assertEqual((self.gone, self.unwritten.size), (["form"], 0))
+        self.assertEqual((self.gone, self.unwritten.size_bytes), (["form"], 0))
         self.assertEqual(self.threads.waiting, [])
 
     def test_disk_error_of_an_abandoned_form_refuses_nothing(self) -> None:

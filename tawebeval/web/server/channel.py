@@ -195,8 +195,8 @@ class ApiChannel(HTTPChannel):
     """A connection that speaks HTTP/1.1 only and answers protocol errors by problem documents.
 
     `peer_address` is the address of the other end, empty if unknown; `is_from_proxy` is whether
-    that is a trusted proxy, which names the client in each request. `wait_for_turn()` fires when
-    the bytes that a WebSocket has received may be parsed.
+    that is a trusted proxy, which names the client in each request. `wait_for_websocket_turn()`
+    fires when the bytes that a WebSocket has received may be parsed.
 
     It does not use Twisted's `TimeoutMixin`, whose timeout any received byte extends.
     """
@@ -217,7 +217,7 @@ class ApiChannel(HTTPChannel):
     is_from_proxy: bool
     delimiter = b"\r\n\r\n"  # of heads
     phase = ConnectionPhase.IDLE
-    wait_for_turn: Callable[[], Deferred[None]] = staticmethod(lambda: succeed(None))
+    wait_for_websocket_turn: Callable[[], Deferred[None]] = staticmethod(lambda: succeed(None))
     _read_deadline: Deadline  # for bytes that the client sends
     _write_deadline: Deadline  # for bytes that the client takes
     _address_group: str | None = None  # that the connection counts for; None over the limits
@@ -252,7 +252,7 @@ class ApiChannel(HTTPChannel):
         if site.add_connection(self, group):
             self._address_group = group
             self._read_deadline.set(self._settings.head_timeout, self.loseConnection)
-        elif site.refused_count <= _MAX_REFUSED:
+        elif site.refused_connection_count <= _MAX_REFUSED:
             self._write_deadline.set(_LINGER, self.forceAbortClient)
         else:
             self.forceAbortClient()
@@ -338,7 +338,7 @@ class ApiChannel(HTTPChannel):
             return
         if self._websocket is not None:
             self._networkProducer.pauseProducing()
-            turn = self.wait_for_turn()
+            turn = self.wait_for_websocket_turn()
             turn.addCallback(lambda _: self._take_frames(data)).addErrback(self._abort_websocket)
             return
         LineReceiver.dataReceived(self, data)  # HTTPChannel only adds a deadline
@@ -835,7 +835,7 @@ class ApiRequest(Request):
             except Exception:  # noqa: BLE001  (silence is no answer)
                 self.processingFailed(Failure())
 
-    def answer(self, body: bytes | Coroutine[Any, Any, bytes]) -> None:
+    def send_response(self, body: bytes | Coroutine[Any, Any, bytes]) -> None:
         """Send a response of this body, of a coroutine when it returns the body.
 
         A client that leaves cancels the coroutine.
@@ -844,7 +844,7 @@ class ApiRequest(Request):
             self._send_body(body)
             return
         waiting = Deferred.fromCoroutine(body)
-        waiting.addErrback(self.prepare_problem).addCallback(self._send_body)
+        waiting.addErrback(self.prepare_failure_response).addCallback(self._send_body)
         if not waiting.called:
             self.notifyFinish().addErrback(lambda _: waiting.cancel())
 
@@ -853,7 +853,7 @@ class ApiRequest(Request):
             self.write(body)
             self.finish()
 
-    def prepare_problem(self, failure: Failure) -> bytes | None:
+    def prepare_failure_response(self, failure: Failure) -> bytes | None:
         """Set the response to an exception, and return its body; None if the client has gone.
 
         A response that has begun can only end.
@@ -867,7 +867,7 @@ class ApiRequest(Request):
 
     def processingFailed(self, reason: Failure) -> Failure:
         """Answer an exception that no route handles: a malformed host, or a defect."""
-        self._send_body(self.prepare_problem(reason))
+        self._send_body(self.prepare_failure_response(reason))
         return reason
 
     def write(self, data: bytes) -> None:
@@ -972,7 +972,7 @@ class ApiSite(Site):
         return self._owner.configuration.callers.origins
 
     @property
-    def refused_count(self) -> int:
+    def refused_connection_count(self) -> int:
         """The open connections over the limits."""
         return len(self._connections) - self.connection_count
 

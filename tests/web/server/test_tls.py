@@ -59,7 +59,7 @@ class EchoingApplication:
     def render(self, request: Any) -> Any:
         prepare_handshake(request)
         WebSocketResource(EventWebSocket()).render_GET(request)
-        request.channel.wait_for_turn = partial(self.turns.wait, "a")
+        request.channel.wait_for_websocket_turn = partial(self.turns.wait, "a")
         return NOT_DONE_YET
 
 
