@@ -64,7 +64,7 @@ MAX_TREE_FILES = 100_000
 """Files and directories of a checked-out tree, those of its submodules among them."""
 MAX_SUBMODULES = 16
 """Submodules of a commit, those of its submodules among them."""
-CONCURRENT_CALLBACKS = 10
+MAX_CONCURRENT_CALLBACKS = 10
 """Attempts of callbacks that are made at the same time."""
 MAX_PEERS = 15
 """The most other daemons in `service.peers`."""
@@ -413,7 +413,7 @@ class LimitSettings(Section, frozen=True):
         }
 
     @property
-    def largest_requestable(self) -> LimitSettings:
+    def largest_requestable_limits(self) -> LimitSettings:
         """The limits of the largest evaluation that a request may ask for."""
         return choose_limits(self, dict.fromkeys(LIMIT_UNITS, inf), self.requestable_ranges)
 

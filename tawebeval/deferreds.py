@@ -143,7 +143,7 @@ class OneShotEvent(Generic[T]):
         self._waiting = tuple(call for call in self._waiting if call != waiter.callback)
 
 
-def make_one_shot_event(deferred: Deferred[T]) -> OneShotEvent[Callable[[], T]]:
+def convert_deferred_to_event(deferred: Deferred[T]) -> OneShotEvent[Callable[[], T]]:
     """Return a one-shot event with the result of `deferred`: a call that returns or raises it.
 
     (A Deferred takes a Failure given as its value for its own failure.)
@@ -351,7 +351,7 @@ class SingleFlight(Generic[K, T]):
         found = self._works.get(key)
         if found is None:
             deferred = Deferred.fromCoroutine(work())
-            found = self._works[key] = _Work(deferred, make_one_shot_event(deferred))
+            found = self._works[key] = _Work(deferred, convert_deferred_to_event(deferred))
         found.waiting += 1
         try:
             result = await found.outcome.wait()
@@ -452,7 +452,7 @@ class FairQueue:
     def reserve_queue_place(self, holder: str, caller: str = ANONYMOUS_CALLER) -> None:
         """Wait without being ready: the turn counts from now; `acquire_slot` has to follow."""
         self._callers[holder] = caller
-        self._waiters.take(1, caller)
+        self._waiters.record_usage(1, caller)
         self._lines.setdefault(caller, OrderedDict())[holder] = None
 
     def acquire_slot(self, holder: str, caller: str = ANONYMOUS_CALLER) -> Deferred[None]:
@@ -489,7 +489,7 @@ class FairQueue:
     def take_slot_unconditionally(self, holder: str, caller: str = ANONYMOUS_CALLER) -> None:
         """Take a slot, whatever the bounds are."""
         self._running[holder] = caller
-        self._slots.take(1, caller)
+        self._slots.record_usage(1, caller)
 
     def release_slot_keep_quota(self, holder: str) -> None:
         """Give back the slot of `holder`, which counts for its caller until `release_slot`."""

@@ -47,7 +47,7 @@ from zope.interface import implementer
 
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress
 from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.deferreds import FairQueue, OneShotEvent, WorkerThreads, make_one_shot_event
+from tawebeval.deferreds import FairQueue, OneShotEvent, WorkerThreads, convert_deferred_to_event
 from tawebeval.errors import ForbiddenURLHost, TawebevalError
 
 LOOKUP_TIMEOUT = 30.0
@@ -117,7 +117,7 @@ class SystemResolver:
         if lookup is None or not (lookup.is_started or lookup.caller == caller):
             lookup = self._lookups[host] = _Lookup(host, caller)
             resolve = partial(self._threads.run_in_thread, lookup.resolve)
-            lookup.outcome = make_one_shot_event(
+            lookup.outcome = convert_deferred_to_event(
                 Deferred.fromCoroutine(self._slots.run_in_turn(caller, resolve))
             )
             lookup.outcome.add_callback(lambda _: self._remove(host, lookup))

@@ -128,7 +128,7 @@ class MaximumTests(SynchronousTestCase):
         limits = Configuration().limits
         self.assertIs(choose_limits(limits, {}, limits.requestable_ranges), limits)
         self.assertEqual(limits.free_disk_for_readiness, 2 * limits.free_disk)
-        self.assertEqual(limits.largest_requestable, limits)
+        self.assertEqual(limits.largest_requestable_limits, limits)
         ranges = limits.requestable_ranges
         self.assertEqual(ranges["memory"], LimitRange(16 * MIB, 512 * MIB))
         self.assertEqual(ranges["wall_clock"], LimitRange(0, 300))
@@ -142,7 +142,8 @@ class MaximumTests(SynchronousTestCase):
         self.assertEqual((chosen.cpu, chosen.processes), (5, 40))
         self.assertEqual(chosen.memory, limits.memory)
         self.assertEqual(
-            (limits.largest_requestable.cpu, limits.largest_requestable.processes), (10, 40)
+            (limits.largest_requestable_limits.cpu, limits.largest_requestable_limits.processes),
+            (10, 40),
         )
 
 

@@ -37,7 +37,7 @@ def main() -> None:
         ring.append_batch(parser.feed(text[position : position + chunk]), 0)
         assert not parser.has_pending_input, "such a read is parsed in one turn"
         position = (position + chunk) % len(_LINE)
-    print(json.dumps({"memory": resident() - before, "payload": ring.line_bytes}))
+    print(json.dumps({"memory": resident() - before, "payload": ring.total_line_bytes}))
 
 
 if __name__ == "__main__":

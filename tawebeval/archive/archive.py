@@ -34,8 +34,8 @@ from tawebeval.archive.files import (
     write_evaluation,
 )
 from tawebeval.config import MIB, ArchiveSettings
-from tawebeval.core.evaluations import StoredEvaluation
-from tawebeval.core.events import EMPTY_BATCH, LOST_EVENT, EventBatch, EventRing
+from tawebeval.core.evaluations import ArchiveRecord
+from tawebeval.core.events import EMPTY_BATCH, EVENTS_LOST_ERROR, EventBatch, EventRing
 from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import Condition, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size
@@ -60,7 +60,7 @@ _DAY = 24 * 60 * 60.0
 _RETRY_AFTER = 5  # seconds
 _PART = ".part"
 _REMOVAL = " removal"  # begins the names of its turns, as no caller's name begins
-RemovableRow = tuple[str, str, int]  # identifier, caller, bytes on the disk
+RemovalCandidate = tuple[str, str, int]  # identifier, caller, bytes on the disk
 T = TypeVar("T")
 
 log = Logger()
@@ -74,7 +74,7 @@ class ArchiveRows(Protocol):
 
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = math.inf
-    ) -> list[RemovableRow]:
+    ) -> list[RemovalCandidate]:
         """Return rows that ended first."""
 
     async def count_archived(self) -> dict[str, tuple[int, int]]:
@@ -91,19 +91,19 @@ class ArchiveRows(Protocol):
 class EndedEvaluation:
     """An evaluation that has ended.
 
-    - `status_line`: the last line of the file, with the status.
-    - `read_rings()`, called in a thread, yields all events; see `write_evaluation`.
+    - `final_status`: the last line of the file, with the status.
+    - `read_event_rings()`, called in a thread, yields all events; see `write_evaluation`.
     - `workspace`: the workspace with the submission, None if it is not kept.
     """
 
     identifier: str
     caller: str
-    status_line: Mapping[str, Any]
-    read_rings: Callable[[], Iterator[EventRing]]
+    final_status: Mapping[str, Any]
+    read_event_rings: Callable[[], Iterator[EventRing]]
     workspace: Workspace | None = None
 
 
-def make_steady_clock() -> Callable[[], float]:
+def make_monotonic_wall_clock() -> Callable[[], float]:
     """Return a clock that begins with the time of day, and that nobody sets.
 
     By a time of day that is wrong for a minute, the whole archive would be too old.
@@ -116,7 +116,7 @@ def make_steady_clock() -> Callable[[], float]:
 class EvaluationArchive:
     """The archive in `directory`, written and removed from by the `_writers`.
 
-    `_min_free_bytes` stay free on its file system. `archived_count` and `loss_counts_by_reason`
+    `_min_free_bytes` stay free on its file system. `archival_count` and `loss_counts_by_reason`
     count evaluations that were archived or not. `on_removal(identifier)` is called when the files
     of an evaluation are removed. It returns whether the evaluation is not forgotten yet: then the
     row stays, and says that the evaluation is not archived. Otherwise the row is deleted.
@@ -129,10 +129,10 @@ class EvaluationArchive:
     _writers: WorkerThreads
     _readers: WorkerThreads
     _format_time: Callable[[float], str]
-    _read_clock: Callable[[], float] = attrs.field(factory=make_steady_clock)
+    _read_clock: Callable[[], float] = attrs.field(factory=make_monotonic_wall_clock)
     on_removal: Callable[[str], bool] = lambda identifier: False
     max_submission_bytes: int = MIB  # of an archived submission
-    archived_count: int = 0
+    archival_count: int = 0
     loss_counts_by_reason: Counter[ArchiveLossReason] = attrs.field(
         factory=lambda: Counter(dict.fromkeys(get_args(ArchiveLossReason), 0))
     )
@@ -171,7 +171,7 @@ class EvaluationArchive:
     # Writing
 
     async def store_evaluation(
-        self, ended: EndedEvaluation, save_row: Callable[[StoredEvaluation], Awaitable[None]]
+        self, ended: EndedEvaluation, save_row: Callable[[ArchiveRecord], Awaitable[None]]
     ) -> bool:
         """Archive an evaluation; return whether it is in the archive.
 
@@ -201,11 +201,11 @@ class EvaluationArchive:
             except StoreError:
                 await self._writers.run_in_thread(self._unlink, ended.identifier)
                 raise
-            self.archived_count += 1
+            self.archival_count += 1
             self.evaluation_count += 1
-            self._share.take(stored.file_bytes, ended.caller)
+            self._share.record_usage(stored.file_bytes, ended.caller)
         if self.total_bytes > self.settings.size:
-            self.begin_removal()
+            self.start_excess_removal()
         return True
 
     def _count_loss(self, ended: EndedEvaluation, reason: ArchiveLossReason, why: str) -> bool:
@@ -218,7 +218,7 @@ class EvaluationArchive:
         )
         return False
 
-    def _write_files(self, ended: EndedEvaluation) -> StoredEvaluation:
+    def _write_files(self, ended: EndedEvaluation) -> ArchiveRecord:
         """Write the files of an evaluation. Raises: OSError, ArchiveFileTooLarge."""
         target = self._locate(ended.identifier, "jsonl")
         for directory in (self.directory, self.directory / "files", target.parent):
@@ -229,7 +229,7 @@ class EvaluationArchive:
                 new,
                 {"archive": 1, "evaluation_id": ended.identifier, "caller": ended.caller},
                 self._read_rings_with_room(ended),
-                ended.status_line,
+                ended.final_status,
                 self._format_time,
                 min(self._measure_room(), self.settings.size),
             )
@@ -244,7 +244,7 @@ class EvaluationArchive:
         files = [path.stat() for path in paths if path.exists()]
         # Some file systems have not allocated the blocks yet.
         size = sum(max(file.st_size, get_disk_bytes(file)) for file in files)
-        return StoredEvaluation(_ROW + size, count)
+        return ArchiveRecord(_ROW + size, count)
 
     def _measure_room(self) -> int:
         """Return the bytes that are free beside those that stay so. Blocks."""
@@ -254,9 +254,9 @@ class EvaluationArchive:
     def _read_rings_with_room(self, ended: EndedEvaluation) -> Iterator[EventRing]:
         """Yield all events while there is room, also beside what others write meanwhile.
 
-        Raises: ArchiveFileTooLarge; as `read_rings`.
+        Raises: ArchiveFileTooLarge; as `read_event_rings`.
         """
-        for ring in ended.read_rings():
+        for ring in ended.read_event_rings():
             room = self._measure_room()
             if room < 0:
                 raise ArchiveFileTooLarge(room)
@@ -283,9 +283,9 @@ class EvaluationArchive:
     def start(self) -> None:
         """Begin to remove evaluations. Call it once those of an earlier process are restored."""
         self._has_started = True
-        self.begin_removal()
+        self.start_excess_removal()
 
-    def begin_removal(self) -> None:
+    def start_excess_removal(self) -> None:
         """Begin `remove_excess`, after the start. To be called once a minute."""
         if self._has_started:
             what = "defect: archive.days and archive.size may not hold until the next minute"
@@ -332,7 +332,7 @@ class EvaluationArchive:
             self.evaluation_count = sum(count for count, _ in found.values())
             for caller in {*found, *self._share.used_by_caller}:
                 _, size = found.get(caller, (0, 0))
-                self._share.take(size - self._share.used_by_caller[caller], caller)
+                self._share.record_usage(size - self._share.used_by_caller[caller], caller)
             self._has_counted = True
             files = self.directory / "files"
             if not found and await self._writers.run_in_thread(lambda: any(files.glob("*/*"))):
@@ -360,7 +360,7 @@ class EvaluationArchive:
             self.evaluation_count -= len(removed)
         return bool(rows) and len(removed) == len(rows)
 
-    async def _list_excess(self) -> list[RemovableRow]:
+    async def _list_excess(self) -> list[RemovalCandidate]:
         """Return the rows of the caller that holds most, until another caller holds more."""
         excess = self.total_bytes - self.settings.size
         held = self._share.used_by_caller.most_common()
@@ -377,7 +377,7 @@ class EvaluationArchive:
                 return rows
         return []
 
-    def _remove(self, rows: Sequence[RemovableRow]) -> Sequence[RemovableRow]:
+    def _remove(self, rows: Sequence[RemovalCandidate]) -> Sequence[RemovalCandidate]:
         """Remove files; return the rows of those that are removed."""
         for number, (identifier, _, _) in enumerate(rows):
             try:
@@ -445,7 +445,8 @@ class ArchivedEvents:
     _path: Path
     _call_reader: Callable[[Callable[[], EventBatch]], Awaitable[EventBatch]]
     has_ended: bool = attrs.field(default=True, init=False)
-    change_condition: Condition = attrs.field(factory=Condition, init=False)  # nothing changes
+    # Never notified, because nothing changes.
+    reader_wakeup_condition: Condition = attrs.field(factory=Condition, init=False)
 
     def is_after_all_events(self, cursor: int) -> bool:
         """Return whether no event follows a cursor."""
@@ -454,10 +455,11 @@ class ArchivedEvents:
     async def read(
         self, after_cursor: int, max_bytes: int, *, includes_times: bool = False
     ) -> EventBatch:
-        """Return events after a cursor, which is not after `end_cursor`; LOST_EVENT at a damage.
+        """Return events after a cursor, which is not after `end_cursor`.
 
         At most `max_bytes` bytes, with times if these are wanted, but at least one event if there
-        is one. Raises: DiscardedCursor, if the file was removed meanwhile; ServerBusy.
+        is one; EVENTS_LOST_ERROR at a damage. Raises: DiscardedCursor, if the file was removed
+        meanwhile; ServerBusy.
         """
         if after_cursor == self.end_cursor:
             return EMPTY_BATCH
@@ -470,7 +472,7 @@ class ArchivedEvents:
         except DamagedArchiveFile as error:
             _log_failed_read(self._identifier, error)
             self.end_cursor = after_cursor + 1
-            return LOST_EVENT
+            return EVENTS_LOST_ERROR
         except FileNotFoundError:
             raise DiscardedCursor(str(self.end_cursor)) from None
         except OSError as error:

@@ -32,7 +32,7 @@ import attrs
 import orjson
 import zstandard
 
-from tawebeval.core.events import LOST_EVENT, EventBatch, EventRing, StdoutChanged
+from tawebeval.core.events import EVENTS_LOST_ERROR, EventBatch, EventRing, StdoutChanged
 from tawebeval.core.form import EvaluationRequest, SubmissionFile, unpack_request
 from tawebeval.linux.filetree import add_path_to_errors, open_regular_file
 from tawebeval.sandbox.workspace import Workspace
@@ -81,8 +81,8 @@ def write_evaluation(
     """Write the file of an evaluation that has ended; return the number of its events.
 
     `rings` have consecutive events, the first one from cursor 0; if the iteration raises
-    StdoutChanged, `LOST_EVENT` is the last event. `format_time` gets seconds since the epoch.
-    Raises: OSError; ArchiveFileTooLarge.
+    StdoutChanged, `EVENTS_LOST_ERROR` is the last event. `format_time` gets seconds since the
+    epoch. Raises: OSError; ArchiveFileTooLarge.
     """
     compressor, index, count = make_compressor(), bytearray(), 0
     with add_path_to_errors(path), open(path, "wb") as file:
@@ -126,8 +126,8 @@ def _group_into_frames(
                     yield EventBatch(count, b"".join(parts))
                     parts, size, count = [], 0, 0
     except StdoutChanged:
-        parts.append(LOST_EVENT.lines.replace(b"}\n", last_time))
-        count += LOST_EVENT.count
+        parts.append(EVENTS_LOST_ERROR.lines.replace(b"}\n", last_time))
+        count += EVENTS_LOST_ERROR.count
     if parts:
         yield EventBatch(count, b"".join(parts))
 
@@ -233,12 +233,12 @@ _MAX_REQUEST = 64 * 1024 * 1024  # bytes; the limits of the form are far lower
 
 
 @attrs.frozen
-class KeptSubmission:
-    """A submission in the directories of `workspace`; `size` is the size of its files in bytes."""
+class WorkspaceSubmission:
+    """A submission in the directories of `workspace`; `size_bytes` is the size of its files."""
 
     request: EvaluationRequest
     workspace: Workspace
-    size: int
+    size_bytes: int
 
 
 def pack_submission(workspace: Workspace, max_bytes: int, target: Path) -> bool:
@@ -291,7 +291,7 @@ def _read_files(
         raise DamagedArchiveFile(f"{len(missing)} files are missing")
 
 
-def extract_submission(source: Path, directory: Path) -> KeptSubmission:
+def extract_submission(source: Path, directory: Path) -> WorkspaceSubmission:
     """Write the files of an archived submission below `directory`, which is created.
 
     Raises: OSError, DamagedArchiveFile.
@@ -314,7 +314,7 @@ def extract_submission(source: Path, directory: Path) -> KeptSubmission:
                     size += target.tell()
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
         raise DamagedArchiveFile(str(error)) from None
-    return KeptSubmission(request, workspace, size)
+    return WorkspaceSubmission(request, workspace, size)
 
 
 def _read_request(archive: tarfile.TarFile) -> EvaluationRequest:

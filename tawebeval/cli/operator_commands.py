@@ -311,7 +311,7 @@ def list_tokens(path: Path) -> None:
     with exit_on_errors(path):
         found = parse_tokens(_read_token_file(path))
     for one in found.tokens:
-        name, _, *words = one.line.split(" ")
+        name, _, *words = one.file_line.split(" ")
         click.echo(f"{name:<24} {one.digest.hex()[:12]} {' '.join(words)}".rstrip())
 
 

@@ -203,7 +203,7 @@ async def read_pages(
         after = page.end_cursor
         if not page.events.count:
             try:
-                await events.change_condition.wait()
+                await events.reader_wakeup_condition.wait()
             except CancelledError:
                 on_cancel()
 

@@ -202,17 +202,17 @@ class Checkout:
     release: Callable[[], None] = attrs.field(eq=False)
 
 
-TakeTree: TypeAlias = Callable[[Path], tuple[int, int]]
+TreeCopier: TypeAlias = Callable[[Path], tuple[int, int]]
 """Function that copies a tree, and returns the number of its files, and of their bytes. Blocks."""
 
-BuildTree: TypeAlias = Callable[[TakeTree], Awaitable[tuple[int, int]]]
+TreeBuilder: TypeAlias = Callable[[TreeCopier], Awaitable[tuple[int, int]]]
 """Function that builds a tree and passes its directory to the given function, in a thread.
 
 It returns what that has returned."""
 
 
 @attrs.frozen
-class StoredEvaluation:
+class ArchiveRecord:
     """What the row of an archived evaluation has: bytes on the disk, and number of events."""
 
     file_bytes: int
@@ -268,8 +268,8 @@ class EvaluationCounters:
     by the state and the reason at their end; the reason of FINISHED is empty. `durations_by_state`
     has the seconds spent in each state before the end.
 
-    `latest_fault` has the time in seconds and the message if the latest evaluation to end was lost
-    by a fault of this machine, else None.
+    `latest_machine_fault` has the time in seconds and the message if the latest evaluation to end
+    was lost by a fault of this machine, else None.
     """
 
     counts_by_state: Counter[EvaluationState] = attrs.field(
@@ -285,7 +285,7 @@ class EvaluationCounters:
             if not state.has_ended
         }
     )
-    latest_fault: tuple[float, str] | None = None
+    latest_machine_fault: tuple[float, str] | None = None
     restored_count: int = 0  # of evaluations that an earlier process has accepted
 
     @property
@@ -302,9 +302,9 @@ class EvaluationCounters:
         self.restored_count += 1
         self.counts_by_state[state] += 1
 
-    def set_latest_fault(self, fault: str | None, now: float) -> None:
+    def set_latest_machine_fault(self, fault: str | None, now: float) -> None:
         """Set or clear `fault`; `now` is in seconds."""
-        self.latest_fault = None if fault is None else (now, fault)
+        self.latest_machine_fault = None if fault is None else (now, fault)
 
     def record_transition(
         self, before: EvaluationState, after: EvaluationState, seconds: float, reason: str = ""
@@ -381,7 +381,7 @@ class MergedListCursor:
             for name, place in sorted(self.cursors_by_daemon.items())
         )
 
-    def find_unfinished_lists(self, daemon_names: Collection[str]) -> dict[str, str | None]:
+    def find_unfinished_cursors(self, daemon_names: Collection[str]) -> dict[str, str | None]:
         """Return the daemons whose lists have not ended, with their cursors, None for the start."""
         return {
             name: self.cursors_by_daemon.get(name)
@@ -406,7 +406,7 @@ class ListEntry:
     encoded_json: bytes
 
     @classmethod
-    def encode(cls, document: Mapping[str, Any]) -> ListEntry:
+    def make_from_document(cls, document: Mapping[str, Any]) -> ListEntry:
         """Return the entry of a JSON object. Raises: TypeError, for a value that is not JSON."""
         return cls(document["created"], encode_compact_json(document))
 
@@ -426,7 +426,7 @@ class ListPage:
 
 def make_list_page(end_cursor: str | None, documents: Sequence[Mapping[str, Any]]) -> ListPage:
     """Return a part of these entries. Raises: TypeError, for a value that is not JSON."""
-    return ListPage(end_cursor, [ListEntry.encode(one) for one in documents])
+    return ListPage(end_cursor, [ListEntry.make_from_document(one) for one in documents])
 
 
 class _Entry(msgspec.Struct):

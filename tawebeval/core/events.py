@@ -84,7 +84,7 @@ class EventBatch:
 EMPTY_BATCH = EventBatch(0, b"")
 
 
-def measure_first_events(batch: EventBatch, count: int) -> int:
+def count_bytes_of_first_events(batch: EventBatch, count: int) -> int:
     """Return the size in bytes of the first `count` events of a batch."""
     lines = batch.lines
     if count <= batch.count // 2:
@@ -102,7 +102,7 @@ def split_batch(batch: EventBatch, count: int) -> tuple[EventBatch, EventBatch]:
     """Return the first `count` events of a batch, and the others."""
     if count == batch.count:
         return batch, EMPTY_BATCH
-    at = measure_first_events(batch, count)
+    at = count_bytes_of_first_events(batch, count)
     return (
         EventBatch(count, batch.lines[:at]),
         EventBatch(batch.count - count, batch.lines[at:]),
@@ -269,11 +269,11 @@ _TIMED = 32 * 1024  # bytes to which times are added at once: 1,000 events of as
 
 @attrs.define
 class EventRing:
-    """Events from `begin_cursor` to `end_cursor`; `line_bytes` is the size of their JSON Lines."""
+    """Events from `begin_cursor` to `end_cursor`, whose JSON Lines have `total_line_bytes`."""
 
     begin_cursor: int = 0
     end_cursor: int = 0
-    line_bytes: int = 0
+    total_line_bytes: int = 0
     # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
     batches: list[EventBatch] = attrs.field(factory=list)
     # A mark for each change of the time: the cursor of its first event, and the time.
@@ -283,7 +283,7 @@ class EventRing:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that the events take with their times, but the last time."""
-        return self.line_bytes + BYTES_PER_TIMESTAMP * max(0, len(self._mark_times) - 1)
+        return self.total_line_bytes + BYTES_PER_TIMESTAMP * max(0, len(self._mark_times) - 1)
 
     def append_batch(self, batch: EventBatch, time_ms: int) -> None:
         """Append a batch of this time, in milliseconds since the epoch."""
@@ -293,7 +293,7 @@ class EventRing:
             self._mark_cursors.append(self.end_cursor)
             self._mark_times.append(time_ms)
         self.end_cursor += batch.count
-        self.line_bytes += len(batch.lines)
+        self.total_line_bytes += len(batch.lines)
         if self.batches and len(self.batches[-1].lines) + len(batch.lines) <= _JOINED:
             self.batches[-1] += batch
         else:
@@ -321,7 +321,7 @@ class EventRing:
         while skipped >= self.batches[index].count:
             skipped -= self.batches[index].count
             index += 1
-        start = measure_first_events(self.batches[index], skipped)
+        start = count_bytes_of_first_events(self.batches[index], skipped)
         if self._cut_batch(index, skipped, start):
             index, skipped, start = index + 1, 0, 0
         taken: list[bytes] = []
@@ -361,7 +361,7 @@ class EventRing:
             count = min(before_cursor - self.begin_cursor, first.count)
             discarded, rest = split_batch(first, count)
             self.begin_cursor += discarded.count
-            self.line_bytes -= len(discarded.lines)
+            self.total_line_bytes -= len(discarded.lines)
             if rest.count:
                 self.batches.insert(0, rest)
         mark = self._find_mark(self.begin_cursor)
@@ -400,7 +400,7 @@ class EventRing:
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024
 """Bytes of events from which a segment may end: with very many logs, and with few."""
 
-LOST_EVENT = encode_error_event(
+EVENTS_LOST_ERROR = encode_error_event(
     "lost",
     "the events that follow are lost: the stored output of the evaluation is damaged; the daemon's"
     " log has the reason",
@@ -424,15 +424,15 @@ class StdoutChanged(Exception):
 class BatchMark:
     """Note on the events before `end_cursor`, after those of the mark before.
 
-    `time_ms` is the events' time in milliseconds since the
-    epoch. `flushed_at` is the number of bytes of stdout after which a flush delivered a partial
-    line, None if no flush did. `is_last` says that the end of stdout brought the events.
+    `time_ms` is the events' time in milliseconds since the epoch. `flush_offset` is the number of
+    bytes of stdout after which a flush delivered a partial line, None if no flush did.
+    `is_from_stdout_end` says that the end of stdout brought the events.
     """
 
     end_cursor: int
     time_ms: int
-    flushed_at: int | None = None
-    is_last: bool = False
+    flush_offset: int | None = None
+    is_from_stdout_end: bool = False
 
 
 @attrs.frozen
@@ -461,7 +461,7 @@ class SegmentSource:
 class EventSegment:
     """Consecutive events; `source` is None for the newest ones, `ring` for evicted ones.
 
-    `EventMemory` counts it with `counted_bytes`, of which `fixed_bytes` have to stay in memory.
+    `EventMemory` counts it with `counted_bytes`, of which `pinned_bytes` have to stay in memory.
     """
 
     begin_cursor: int
@@ -470,7 +470,7 @@ class EventSegment:
     source: SegmentSource | None = None
     caller: str = ANONYMOUS_CALLER
     counted_bytes: int = 0
-    fixed_bytes: int = 0
+    pinned_bytes: int = 0
 
 
 class EventMemory:
@@ -478,14 +478,14 @@ class EventMemory:
 
     Beyond it the caller that has most loses the segments that were read or written least recently.
     The newest segment of each log stays in memory, and so does an error event behind it:
-    `fixed_share` counts both, and no evaluation is accepted or started beyond it. The more logs
+    `pinned_share` counts both, and no evaluation is accepted or started beyond it. The more logs
     there are, the smaller a segment may end (`min_segment_bytes`).
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.share = Share(SharedResource.EVENT_MEMORY, max_bytes)
-        self.fixed_share = Share(
-            SharedResource.FIXED_EVENT_MEMORY,
+        self.pinned_share = Share(
+            SharedResource.PINNED_EVENT_MEMORY,
             max_bytes,
             max_bytes // 2,
             "the newest events of your evaluations use up your part of the memory (buffers.total);"
@@ -545,14 +545,14 @@ class EventMemory:
                 del self._ended[segment.caller]
         self._count(segment, 0, 0)
 
-    def _count(self, segment: EventSegment, size: int, fixed: int) -> None:
+    def _count(self, segment: EventSegment, size: int, pinned: int) -> None:
         """Count a segment with so many bytes in place of those before."""
         if size != segment.counted_bytes:
-            self.share.take(size - segment.counted_bytes, segment.caller)
+            self.share.record_usage(size - segment.counted_bytes, segment.caller)
             segment.counted_bytes = size
-        if fixed != segment.fixed_bytes:
-            self.fixed_share.take(fixed - segment.fixed_bytes, segment.caller)
-            segment.fixed_bytes = fixed
+        if pinned != segment.pinned_bytes:
+            self.pinned_share.record_usage(pinned - segment.pinned_bytes, segment.caller)
+            segment.pinned_bytes = pinned
 
 
 @attrs.define(eq=False)
@@ -560,8 +560,8 @@ class EventLog:
     """Events of an evaluation of `caller`, from `begin_cursor` to `end_cursor`.
 
     `segments` have them. `has_ended` says that no event follows. `discarded_stdout_bytes` is the
-    number of bytes at the beginning of stdout that no segment needs any more, `discarded_files`
-    that of the first files that stdout named.
+    number of bytes at the beginning of stdout that no segment needs any more,
+    `discarded_file_count` that of the first files that stdout named.
     """
 
     _memory: EventMemory
@@ -569,7 +569,7 @@ class EventLog:
     end_cursor: int = 0
     has_ended: bool = False
     discarded_stdout_bytes: int = 0
-    discarded_files: int = 0
+    discarded_file_count: int = 0
     caller: str = attrs.field(default=ANONYMOUS_CALLER, kw_only=True)
     segments: list[EventSegment] = attrs.field(factory=list)
 
@@ -664,7 +664,8 @@ class EventLog:
                 self._memory.note_use(first)
 
     def _discard_source(self, before: SegmentSource) -> None:
-        self.discarded_stdout_bytes, self.discarded_files = before.stdout_begin, before.first_file
+        self.discarded_stdout_bytes = before.stdout_begin
+        self.discarded_file_count = before.first_file
 
     def discard(self) -> None:
         """Discard all events: nobody reads the log any more."""

@@ -282,10 +282,10 @@ class EvaluationRequest:
     the evaluation ends, or None. `limits` replace the operator's defaults. `metadata` are the
     client's labels. `environment` is a name of the configuration, None for the default. `problem`
     is the name of the operator's problem that the submission is for, None without one; `build` is
-    the command that builds its tree, "" without one. `is_restricted` tells that the caller's token
-    is restricted to problems. `submission_time` is when the files of a rerun were submitted first,
-    in seconds since the epoch. `is_altered` tells that a rerun has not what its problem sets, or
-    that the submission has an own input.
+    the command that builds its tree, "" without one. `has_restricted_token` tells that the caller's
+    token is restricted to problems. `submission_time` is when the files of a rerun were submitted
+    first, in seconds since the epoch. `differs_from_problem` tells that a rerun has not what its
+    problem sets, or that the submission has an own input.
     """
 
     repository: Repository
@@ -300,9 +300,9 @@ class EvaluationRequest:
     environment: str | None = None
     problem: str | None = None
     build: str = ""
-    is_restricted: bool = False
+    has_restricted_token: bool = False
     submission_time: float | None = None
-    is_altered: bool = False
+    differs_from_problem: bool = False
 
     @property
     def truncated_command(self) -> str:
@@ -397,8 +397,8 @@ class FormPreset:
     preset_values: Mapping[str, str] = attrs.field(factory=dict)
     permitted_text_fields: frozenset[str] | None = None
     submission_field_names: Sequence[str] | None = ()
-    is_restricted: bool = False
-    is_altered: bool = False
+    has_restricted_token: bool = False
+    differs_from_problem: bool = False
     build: str = ""
     submission_time: float | None = None
     uses_current_evaluator: bool = False
@@ -406,7 +406,7 @@ class FormPreset:
 
     def check_text_field(self, name: str) -> None:
         """Raise InvalidField if the form may not have this known field."""
-        if name == "callback_url" and self.is_restricted:
+        if name == "callback_url" and self.has_restricted_token:
             raise InvalidField(
                 name, "not with a token restricted to problems; remove it from the form"
             )

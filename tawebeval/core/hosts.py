@@ -26,7 +26,7 @@ from tawebeval.errors import ForbiddenURLHost, MalformedRequest
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
-MAX_ADDRESSES = 4
+MAX_ADDRESSES_PER_HOST = 4
 """Addresses of one host that are tried, at most."""
 
 SSH_COMMAND = "ssh -oBatchMode=yes"
@@ -70,7 +70,7 @@ class ResolvedGitRemote:
     """
 
     url: str
-    environment: Mapping[str, str] = attrs.field(factory=dict)
+    environment_variables: Mapping[str, str] = attrs.field(factory=dict)
     local_path: str | None = None
     readable_paths: Sequence[str] = ()
 
@@ -216,10 +216,11 @@ class HostPolicy:
     def choose_addresses(
         self, server: ServerAddress, addresses: Sequence[IPAddress]
     ) -> Sequence[IPAddress]:
-        """Return at most `MAX_ADDRESSES` of `addresses`, to try in turn. Raises ForbiddenURLHost.
+        """Return up to `MAX_ADDRESSES_PER_HOST` of `addresses`, to try in turn.
 
         All addresses must be allowed: a name with a forbidden one among them is an attack. The
-        families alternate (RFC 8305): a server may listen on one of them alone.
+        families alternate (RFC 8305): a server may listen on one of them alone. Raises:
+        ForbiddenURLHost.
         """
         for address in addresses:
             if not self._permits(address):
@@ -237,7 +238,7 @@ class HostPolicy:
             for is_first in (True, False)
         )
         alternating = (one for pair in zip_longest(*families) for one in pair if one is not None)
-        return tuple(alternating)[:MAX_ADDRESSES]
+        return tuple(alternating)[:MAX_ADDRESSES_PER_HOST]
 
     def _permits(self, address: IPAddress) -> bool:
         if isinstance(address, IPv6Address) and address.scope_id is not None:

@@ -271,7 +271,7 @@ MAX_VALUE_BYTES = 1024 * 1024
 """Bytes of a line in a data block. Checking 1 MiB takes up to 5 ms."""
 MAX_FILE_BYTES = 2 * 1024 * 1024
 """Bytes of a file that an evaluator sends. Encoding 1 MiB takes 2 ms."""
-MAX_PAYLOAD_BYTES = 64 * 1024
+MAX_TEXT_PAYLOAD_BYTES = 64 * 1024
 """The most bytes of UTF-8 that one text event carries (docs/evaluators.md)."""
 
 MAX_BYTES_PARSED_PER_CALL = 512 * 1024
@@ -289,7 +289,7 @@ _FAULT = 4 * 1024  # an error
 _FILE = 32 * 1024  # the headers of a file
 
 _PIECE = (
-    MAX_PAYLOAD_BYTES // 3
+    MAX_TEXT_PAYLOAD_BYTES // 3
 )  # of a line: a byte that is not UTF-8 becomes U+FFFD, which is three
 
 # Bytes of text in one step, each more than `_PIECE`, so that a step in a long line can cut it:
@@ -327,8 +327,8 @@ class Markers:
         return self.data_begin, self.file_begin
 
     @property
-    def data_block_markers(self) -> tuple[bytes, bytes, bytes]:
-        """Markers to look for in a data block: its end marker and the begin markers."""
+    def data_block_end_markers(self) -> tuple[bytes, bytes, bytes]:
+        """Markers that end a data block: its end marker and the begin markers."""
         return self.data_end, self.data_begin, self.file_begin
 
     def build_environment(self) -> dict[str, str]:
@@ -643,7 +643,7 @@ class SegiParser:
         self._work += _LINE + len(line)
         if overlong:
             self._emit_first_error(f"a line of a data block is over {format_size(self._max_value)}")
-        elif line.startswith(_MARKER_START) and line in self._markers.data_block_markers:
+        elif line.startswith(_MARKER_START) and line in self._markers.data_block_end_markers:
             return line
         else:
             self._check_value(line)

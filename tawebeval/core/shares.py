@@ -32,7 +32,7 @@ class SharedResource(Enum):
     UPLOADS = "disk for uploads"
     UNREAD_EVENTS = "events that nobody has read, on the disk"
     EVENT_MEMORY = "events in memory"
-    FIXED_EVENT_MEMORY = "events that have to stay in memory"
+    PINNED_EVENT_MEMORY = "events that have to stay in memory"
     ENDED_EVALUATIONS = "finished evaluations"
     ARCHIVE = "disk for the archive"
     CALLBACKS = "memory for callbacks"
@@ -52,8 +52,8 @@ class Share:
     """Amount of a resource that is in use, in all and by each caller.
 
     - `total`: the amount for all callers; `quota`: that for one caller, None for the total.
-    - `refusal_of_caller`, `refusal_of_all`: what a caller is told beyond its quota, and beyond the
-      total; `retry_after`: the seconds after which it may try again.
+    - `quota_refusal_message`, `total_refusal_message`: what a caller is told beyond its quota, and
+      beyond the total; `retry_after`: the seconds after which it may try again.
     - `make_room(amount, caller)`: gives back at least `amount` of what can be discarded, and
       returns True; returns False, and gives back nothing, if that is too little. It takes from the
       caller or, for None, first from the callers that have most (`list_callers`).
@@ -63,8 +63,8 @@ class Share:
     resource: SharedResource
     total: int
     quota: int | None = None
-    refusal_of_caller: str = ""
-    refusal_of_all: str = ""
+    quota_refusal_message: str = ""
+    total_refusal_message: str = ""
     retry_after: int = 30
     make_room: Callable[[int, str | None], bool] = _discard_nothing
     on_quota_freed: Callable[[], object] = lambda: None
@@ -96,7 +96,7 @@ class Share:
         )
         return within_quotas + amount - self.total
 
-    def check(self, amount: int, caller: str, *, makes_room: bool = True) -> None:
+    def check_amount(self, amount: int, caller: str, *, makes_room: bool = True) -> None:
         """Raise an error if a caller cannot take an amount, also after `make_room` if `makes_room`.
 
         Raises: CallerQuotaExceeded, if it would exceed the caller's quota; ServerBusy.
@@ -106,17 +106,17 @@ class Share:
         if quota < self.total:
             excess = self.used_by_caller[caller] + amount - quota
             if excess > 0 and not make_room(excess, caller):
-                raise CallerQuotaExceeded(self.refusal_of_caller, self.retry_after)
+                raise CallerQuotaExceeded(self.quota_refusal_message, self.retry_after)
         excess = self._compute_excess(amount)
         if excess > 0 and not make_room(excess, None):
-            raise ServerBusy(self.refusal_of_all, self.retry_after)
+            raise ServerBusy(self.total_refusal_message, self.retry_after)
 
     def take_within_quota(self, amount: int, caller: str, *, makes_room: bool = True) -> None:
-        """Count an amount for a caller. Raises as `check`, and counts nothing then."""
-        self.check(amount, caller, makes_room=makes_room)
-        self.take(amount, caller)
+        """Count an amount for a caller. Raises as `check_amount`, and counts nothing then."""
+        self.check_amount(amount, caller, makes_room=makes_room)
+        self.record_usage(amount, caller)
 
-    def take(self, amount: int, caller: str) -> None:
+    def record_usage(self, amount: int, caller: str) -> None:
         """Count an amount for a caller, whether there is room or not; below 0, count it no more."""
         was_used_up = self.is_quota_used_up(caller)
         self.used += amount
@@ -129,7 +129,7 @@ class Share:
     def give_back(self, amount: int, caller: str) -> None:
         """Count an amount no more. A caller gives back what it has taken, at most."""
         assert 0 <= amount <= self.used_by_caller[caller]
-        self.take(-amount, caller)
+        self.record_usage(-amount, caller)
 
     def list_callers(self) -> list[str]:
         """Return the callers that have something, those with most first."""

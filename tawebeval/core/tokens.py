@@ -68,7 +68,7 @@ class Token:
     supervised_groups: frozenset[str] = frozenset()
 
     @property
-    def line(self) -> str:
+    def file_line(self) -> str:
         """The line of the file."""
         words = [self.caller, f"sha256:{self.digest.hex()}"]
         words += ["read"] * self.is_read_only + ["shared"] * self.is_shared
@@ -87,7 +87,7 @@ ANONYMOUS_TOKEN = Token(b"", ANONYMOUS_CALLER)
 
 
 @attrs.frozen
-class TokenHashes:
+class TokenTable:
     """The tokens of a file."""
 
     tokens: Sequence[Token] = attrs.field(repr=False)
@@ -121,7 +121,7 @@ class TokenHashes:
         """Return the names of the callers whose evaluations a token permits."""
         return frozenset((token.caller,)).union(*self.find_members(token).values())
 
-    def permits(self, token: Token, owner: str) -> bool:
+    def has_access(self, token: Token, owner: str) -> bool:
         """Return whether a token is in the file as it was, and permits evaluations of `owner`."""
         return token in self._known and owner in self.find_permitted_callers(token)
 
@@ -152,7 +152,7 @@ def read_uncommented_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def parse_tokens(text: str) -> TokenHashes:
+def parse_tokens(text: str) -> TokenTable:
     """Return the tokens of a file; a caller may have several, to replace one by another.
 
     Empty lines and lines that begin with `#` are skipped. Raises ConfigurationError with the number
@@ -174,7 +174,7 @@ def parse_tokens(text: str) -> TokenHashes:
         tokens[token.digest] = token
     if not tokens:
         raise ConfigurationError("the file has no token; add one with `tawebeval token add NAME`")
-    found = TokenHashes(tuple(tokens.values()))
+    found = TokenTable(tuple(tokens.values()))
     for token in found.tokens:
         count = len(found.find_permitted_callers(token))
         if count > MAX_SUPERVISED_CALLERS:
@@ -260,7 +260,7 @@ def generate_token(
         supervised_groups=frozenset(supervised_groups),
         **restrictions,
     )
-    return token, made.line
+    return token, made.file_line
 
 
 LINK_GENERATION_BYTES = 8

@@ -582,7 +582,7 @@ def make_timers(
         make_periodic_timer((probe.start_probe_if_needed,), base.reactor, SANDBOX_PROBE_PERIOD),
     ]
     if context.archive is not None:
-        removal = (context.archive.begin_removal,)
+        removal = (context.archive.start_excess_removal,)
         timers.append(make_periodic_timer(removal, base.reactor, _REMOVAL_PERIOD))
     return timers
 

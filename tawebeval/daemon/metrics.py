@@ -137,8 +137,8 @@ class Readiness:
         store = self._registry.context.store
         if store is not None and store.problem is not None:
             found.append("evaluations cannot be stored; see the log")
-        if self._tally.latest_fault is not None:
-            _, what = self._tally.latest_fault
+        if self._tally.latest_machine_fault is not None:
+            _, what = self._tally.latest_machine_fault
             found.append(f"the last evaluation was lost: {what}")
         return found
 
@@ -160,7 +160,7 @@ class SandboxProbe:
 
     def start_probe_if_needed(self) -> None:
         """Start a probe. To be called every `SANDBOX_PROBE_PERIOD` seconds."""
-        fault = self._tally.latest_fault
+        fault = self._tally.latest_machine_fault
         if fault is not None and not self._is_running:
             self._is_running = True
             run_in_background(self._probe(fault), log, "defect: the sandbox could not be probed")
@@ -173,13 +173,13 @@ class SandboxProbe:
             return
         finally:
             self._is_running = False
-        if self._tally.latest_fault is not fault:
+        if self._tally.latest_machine_fault is not fault:
             return  # an evaluation has ended meanwhile: its result is newer
         if problem is None:
             log.info(
                 "the sandbox works again; evaluations were lost because: {fault}", fault=fault[1]
             )
-            self._tally.set_latest_fault(None, self._clock.seconds())
+            self._tally.set_latest_machine_fault(None, self._clock.seconds())
         elif problem != self._last_problem:
             what, remedy = problem
             log.warn("the sandbox does not work: {what}; {remedy}", what=what, remedy=remedy)
@@ -323,7 +323,7 @@ class DaemonMetrics(Collector):
         losses = dict.fromkeys(get_args(ArchiveLossReason), 0)
         if archive is not None:
             losses.update(archive.loss_counts_by_reason)
-        done = archive.archived_count if archive else 0
+        done = archive.archival_count if archive else 0
         yield _counter("archived", "Evaluations that were archived.", done)
         yield _counter("not_archived", "Evaluations that were not.", losses, "reason")
         count = archive.evaluation_count if archive else 0

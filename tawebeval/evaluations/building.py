@@ -23,7 +23,7 @@ from twisted.logger import Logger
 
 from tawebeval import __version__
 from tawebeval.config import Configuration
-from tawebeval.core.evaluations import Checkout, EvaluationCounters, TakeTree
+from tawebeval.core.evaluations import Checkout, EvaluationCounters, TreeCopier
 from tawebeval.core.events import EventMemory
 from tawebeval.core.form import ChosenLimits, EvaluationRequest, pack_request, parse_limits
 from tawebeval.deferreds import wait_despite_cancellation
@@ -90,7 +90,7 @@ async def build_tree(
     plan: BuildPlan,
     checkout: Checkout,
     start: Callable[[Evaluation], object],
-    take_tree: TakeTree,
+    take_tree: TreeCopier,
 ) -> tuple[int, int]:
     """Build a tree for an evaluation; return what `take_tree` returns for its directory.
 

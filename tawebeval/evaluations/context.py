@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from tawebeval.config import Configuration
-from tawebeval.core.evaluations import BuildTree, Checkout, EvaluationCounters
+from tawebeval.core.evaluations import Checkout, EvaluationCounters, TreeBuilder
 from tawebeval.core.events import EventMemory
 from tawebeval.core.form import Repository
 from tawebeval.core.shares import Share, SharedResource
@@ -73,7 +73,7 @@ class CheckoutSource(Protocol):
     def find_build(self, checkout: Checkout, key: str) -> Checkout | None:
         """Return the build of a checkout with this key, to release after use; None without one."""
 
-    async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
+    async def store_build(self, checkout: Checkout, key: str, build: TreeBuilder) -> Checkout:
         """Return a new build of a checkout, to release after use. Raises: what `build` raises."""
 
 
@@ -105,7 +105,7 @@ class FixedCheckout:
         """Return the build with this key."""
         return self._builds.get(key)
 
-    async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
+    async def store_build(self, checkout: Checkout, key: str, build: TreeBuilder) -> Checkout:
         """Copy a built tree. Blocks, if an earlier copy has failed."""
         path = checkout.path.with_name(f"{checkout.path.name}-{key}")
         remove_tree(path)

@@ -42,7 +42,7 @@ from twisted.logger import Logger
 from tawebeval.core.events import (
     ALL_RECEIVED_CURSOR,
     EMPTY_BATCH,
-    LOST_EVENT,
+    EVENTS_LOST_ERROR,
     BatchMark,
     EventBatch,
     EventLog,
@@ -153,7 +153,7 @@ class EventFiles:
 
     def write_mark(self, number: int, mark: BatchMark) -> None:
         """Write a mark, in place of the one with the same number."""
-        flushed = _LAST if mark.is_last else mark.flushed_at
+        flushed = _LAST if mark.is_from_stdout_end else mark.flush_offset
         flushed = _NO_FLUSH if flushed is None else flushed
         packed = _MARK.pack(mark.end_cursor, mark.time_ms, flushed)
         if os.pwrite(self._open("marks"), packed, number * _MARK.size) < len(packed):
@@ -286,7 +286,7 @@ class RecordedStdout:
 
     def flush_partial_line(self) -> None:
         """Deliver the partial line without waiting for its rest."""
-        self._append(self.parser.flush_partial_line(), flushed_at=self.stdout_bytes)
+        self._append(self.parser.flush_partial_line(), flush_offset=self.stdout_bytes)
 
     def store_file(self, content: bytes | str) -> None:
         """Keep the content of the wanted file, or the message of its refusal. Blocks.
@@ -337,7 +337,7 @@ class RecordedStdout:
         self.parser.result_summary = summary
 
     def _append(
-        self, batch: EventBatch, *, flushed_at: int | None = None, is_last: bool = False
+        self, batch: EventBatch, *, flush_offset: int | None = None, is_last: bool = False
     ) -> None:
         """Append events at the times that their marks have, or now."""
         while self._replayed_marks and batch.count:
@@ -351,8 +351,8 @@ class RecordedStdout:
         if not batch.count or self._drops_new_events:
             return
         time_ms = int(self._read_wall_clock() * 1000)
-        mark = BatchMark(self.log.end_cursor + batch.count, time_ms, flushed_at, is_last)
-        is_plain = flushed_at is None and not is_last
+        mark = BatchMark(self.log.end_cursor + batch.count, time_ms, flush_offset, is_last)
+        is_plain = flush_offset is None and not is_last
         if is_plain and time_ms == self._last_time_ms and self._mark_count > self._first_mark:
             self._mark_count -= 1  # the last mark goes on
         self._files.write_mark(self._mark_count, mark)
@@ -454,11 +454,13 @@ class RecordedStdout:
         """
         self._replayed_marks = marks[:]
         for mark in marks:
-            if mark.flushed_at is not None:
-                while self.stdout_bytes < mark.flushed_at and self._replay_read(mark.flushed_at):
+            if mark.flush_offset is not None:
+                while self.stdout_bytes < mark.flush_offset and self._replay_read(
+                    mark.flush_offset
+                ):
                     pass
                 self.flush_partial_line()
-            elif mark.is_last:
+            elif mark.is_from_stdout_end:
                 while self._replay_read(end):
                     pass
                 if self.parser.awaited_file is not None:
@@ -512,12 +514,12 @@ class RecordedStdout:
     def has_discarded_files(self) -> bool:
         """Whether `free_discarded_files` has something to do."""
         return self._files.has_room_to_free(
-            self.log.discarded_stdout_bytes, self.log.discarded_files
+            self.log.discarded_stdout_bytes, self.log.discarded_file_count
         )
 
     def free_discarded_files(self) -> None:
         """Give back some of the room of discarded events: stdout, and files named there. Blocks."""
-        self._files.remove_files(self.log.discarded_files)
+        self._files.remove_files(self.log.discarded_file_count)
         self._files.punch_stdout(self.log.discarded_stdout_bytes)
 
     def close_files(self) -> None:
@@ -594,7 +596,7 @@ class EvaluationEvents:
     """The events of one evaluation of `caller`, and its readers.
 
     - `log`: the events. Who appends some calls `announce`, who marks the end notifies
-      `change_condition`.
+      `reader_wakeup_condition`.
     - `segment_load_slots`: those of all evaluations (`make_segment_load_slots`).
     - `unread_bytes`: bytes of events on the disk, which count for the caller in `unread_share`.
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
@@ -624,7 +626,7 @@ class EvaluationEvents:
     has_lost_events: bool = False
     has_events_to_restore: bool = False
     keeps_acknowledged_files: bool = False
-    change_condition: Condition = attrs.field(factory=Condition)
+    reader_wakeup_condition: Condition = attrs.field(factory=Condition)
     reader_count: int = 0
     observer_count: int = 0
     page_reader_deadline: float = float("-inf")
@@ -639,7 +641,7 @@ class EvaluationEvents:
     def announce(self) -> None:
         """Count new events, and wake the clients that wait for them."""
         self.count_unread_bytes()
-        self.change_condition.notify()
+        self.reader_wakeup_condition.notify()
 
     def count_unread_bytes(self, *, are_gone: bool = False) -> None:
         """Count the bytes on the disk of events that were not discarded, 0 if all `are_gone`."""
@@ -647,7 +649,7 @@ class EvaluationEvents:
         if self.stdout is not None and not are_gone:
             printed = self.stdout.stdout_bytes + self.stdout.file_bytes
             self.unread_bytes = printed - self.log.discarded_stdout_bytes
-        self._unread_share.take(self.unread_bytes - taken, self.caller)
+        self._unread_share.record_usage(self.unread_bytes - taken, self.caller)
 
     @property
     def has_readable_end(self) -> bool:
@@ -690,15 +692,16 @@ class EvaluationEvents:
     def read_now(
         self, after_cursor: int, max_bytes: int, *, includes_times: bool = False
     ) -> EventBatch:
-        """Return events after a cursor that are in memory; LOST_EVENT for damaged and lost ones.
+        """Return events after a cursor that are in memory.
 
-        The result has at most `max_bytes`, but at least one event if there is one, and may end
-        before `max_bytes` although more events follow. Raises: DiscardedCursor, EventsEvicted.
+        EVENTS_LOST_ERROR stands for damaged and lost ones. The result has at most `max_bytes`, but
+        at least one event if there is one, and may end before `max_bytes` although more events
+        follow. Raises: DiscardedCursor, EventsEvicted.
         """
         if after_cursor < self.log.begin_cursor:
             raise DiscardedCursor(str(self.log.begin_cursor))
         if self.has_gap_before(after_cursor):
-            return LOST_EVENT
+            return EVENTS_LOST_ERROR
         if after_cursor > self.log.end_cursor:
             return EMPTY_BATCH
         try:
@@ -706,7 +709,7 @@ class EvaluationEvents:
             return self.log.read_events(after_cursor, max_bytes, format_time)
         except EventsEvicted as evicted:
             if evicted.segment in self._damaged_segments:
-                return LOST_EVENT
+                return EVENTS_LOST_ERROR
             raise
 
     async def read(
@@ -724,7 +727,7 @@ class EvaluationEvents:
 
     def make_page(self, after_cursor: str | None, batch: EventBatch) -> EventPage:
         """Return the page of a batch that was read after a cursor."""
-        if batch is LOST_EVENT:
+        if batch is EVENTS_LOST_ERROR:
             return EventPage(after_cursor, ALL_RECEIVED_CURSOR, batch)
         return make_page(self.log, after_cursor, batch)
 

@@ -192,7 +192,7 @@ class Evaluation:
         if self.run is not None:
             self.run.hand_over()
             self.save()
-        self.events.change_condition.notify()
+        self.events.reader_wakeup_condition.notify()
 
     def stop_as_abandoned(self) -> None:
         """Stop the evaluation, whose events no client asks for, and log that."""
@@ -234,7 +234,7 @@ class Evaluation:
         lost = failure if failure is not None and failure.reason == "lost" else None
         if self.stop_reason is None and (lost is None or lost.is_daemon_fault):
             fault = None if lost is None else lost.message
-            context.counters.set_latest_fault(fault, context.clock.seconds())
+            context.counters.set_latest_machine_fault(fault, context.clock.seconds())
         details.end_cursor, state = self.events.log.end_cursor, EvaluationState.FINISHED
         if failure is not None:
             error = encode_error_event(failure.reason, failure.message, failure.extra_members)
@@ -255,7 +255,7 @@ class Evaluation:
         self._told_state = None
         self.append_failure_event()
         self.events.log.mark_end()
-        self.events.change_condition.notify()
+        self.events.reader_wakeup_condition.notify()
 
     @property
     def failure_batch(self) -> EventBatch:
@@ -495,7 +495,7 @@ class EvaluationIndex:
     def note_evaluation_end(self, evaluation: Evaluation) -> None:
         """Record that only the events of an evaluation are left: it is cleaned up."""
         if evaluation.details.identifier in self._by_identifier:
-            self.ended_share.take(1, evaluation.details.caller)
+            self.ended_share.record_usage(1, evaluation.details.caller)
             evaluation.last_request_time = self._clock.seconds()
             if evaluation.events.was_sent_completely:
                 self.note_sent(evaluation)

@@ -41,7 +41,7 @@ from tawebeval.core.evaluations import (
 )
 from tawebeval.core.events import (
     ALL_RECEIVED_CURSOR,
-    LOST_EVENT,
+    EVENTS_LOST_ERROR,
     EventBatch,
     EventPage,
     EventRing,
@@ -95,7 +95,7 @@ class Subscription:
             self.read_cursor, max_bytes, includes_times=self.includes_times
         )
         self.read_cursor += batch.count
-        if batch is LOST_EVENT:
+        if batch is EVENTS_LOST_ERROR:
             self._has_read_end = True
             self.read_cursor = max(self.read_cursor, self._events.end_cursor)
         elif batch.count and self._events.has_ended and self.read_cursor == self._events.end_cursor:
@@ -107,7 +107,7 @@ class Subscription:
 
         With False after `seconds` seconds.
         """
-        return self._events.change_condition.wait_up_to(seconds, clock)
+        return self._events.reader_wakeup_condition.wait_up_to(seconds, clock)
 
 
 _MAX_WAIT, _RETRY_AFTER = 5, 5  # seconds
@@ -295,7 +295,7 @@ class EventRequests:
                     if evicted is not None:
                         await evaluation.events.load_segment(evicted)
                         continue
-                    change, clock = evaluation.events.change_condition, self._context.clock
+                    change, clock = evaluation.events.reader_wakeup_condition, self._context.clock
                     await change.wait_up_to(wait_seconds, clock)
                     wait_seconds = 0
             finally:
@@ -747,7 +747,7 @@ def _make_entry(details: EvaluationDetails, wanted: EvaluationFilter) -> ListEnt
     """Return what a list shows of an evaluation, None if the filter does not hold for it."""
     if not wanted.matches(details):
         return None
-    return ListEntry.encode(build_list_entry(details))
+    return ListEntry.make_from_document(build_list_entry(details))
 
 
 MAX_LISTED_CONTENT_BYTES = 256 * 1024

@@ -16,17 +16,17 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive
-from tawebeval.archive.files import KeptSubmission, extract_submission
+from tawebeval.archive.files import WorkspaceSubmission, extract_submission
 from tawebeval.core.evaluations import (
+    ArchiveRecord,
     EvaluationState,
     IdentifierIssuer,
-    StoredEvaluation,
     encode_compact_json,
 )
 from tawebeval.core.form import EvaluationRequest, draw_seed, pack_request, unpack_request
 from tawebeval.core.shares import RetrySchedule, Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
-from tawebeval.deferreds import FairQueue, make_one_shot_event, run_in_background
+from tawebeval.deferreds import FairQueue, convert_deferred_to_event, run_in_background
 from tawebeval.errors import (
     CallerQuotaExceeded,
     EvaluationExpired,
@@ -129,7 +129,9 @@ class SubmissionStore:
         self.share.give_back(evaluation.details.upload_size, evaluation.details.caller)
 
     @asynccontextmanager
-    async def open_kept_submission(self, evaluation: Evaluation) -> AsyncIterator[KeptSubmission]:
+    async def open_kept_submission(
+        self, evaluation: Evaluation
+    ) -> AsyncIterator[WorkspaceSubmission]:
         """Return the request and the files of an evaluation that has ended.
 
         Within the context they are not discarded. Raises: SubmissionDiscarded.
@@ -146,14 +148,14 @@ class SubmissionStore:
             details = evaluation.details
             if identifier not in self._kept[details.caller]:  # forgotten, perhaps meanwhile
                 raise SubmissionDiscarded
-            yield KeptSubmission(unpack_request(packed), workspace, details.upload_size)
+            yield WorkspaceSubmission(unpack_request(packed), workspace, details.upload_size)
         finally:
             self._in_use -= Counter([identifier])
 
     @asynccontextmanager
     async def open_archived_submission(
         self, identifier: str, caller: str, *, makes_room: bool
-    ) -> AsyncIterator[KeptSubmission]:
+    ) -> AsyncIterator[WorkspaceSubmission]:
         """Return the request and the files of an archived evaluation, extracted for the context.
 
         `makes_room` is whether other files may be discarded for it. Raises: SubmissionDiscarded;
@@ -168,8 +170,8 @@ class SubmissionStore:
             found = await archive.read_submission(identifier, caller, extract)
             if found is None:
                 raise SubmissionDiscarded
-            self.share.take_within_quota(found.size, caller, makes_room=makes_room)
-            size = found.size
+            self.share.take_within_quota(found.size_bytes, caller, makes_room=makes_room)
+            size = found.size_bytes
             yield found
         finally:
             self.discard_upload(directory, size, caller)
@@ -268,7 +270,7 @@ class EvaluationRegistry:
         wake = context.event_room_condition.notify
         context.unread_events.on_quota_freed = wake
         # In another turn: a log is being changed.
-        context.event_memory.fixed_share.on_quota_freed = partial(context.clock.callLater, 0, wake)
+        context.event_memory.pinned_share.on_quota_freed = partial(context.clock.callLater, 0, wake)
         # Evaluations with a process or a directory left, also those that are forgotten.
         self._alive: dict[str, Evaluation] = {}
         self._is_stopping = self._is_urgent = False
@@ -302,7 +304,7 @@ class EvaluationRegistry:
         """
         self.check_not_stopping()
         for share in self._list_shares():
-            share.check(1, caller)
+            share.check_amount(1, caller)
         self._check_queue(caller, should_schedule_retry=True)
 
     def check_readiness(self) -> None:
@@ -315,7 +317,7 @@ class EvaluationRegistry:
             if share.is_used_up and not any(
                 self.records.find_oldest_sent_evaluation(caller) for caller in share.used_by_caller
             ):
-                raise ServerBusy(share.refusal_of_all, share.retry_after)
+                raise ServerBusy(share.total_refusal_message, share.retry_after)
         self._check_queue(ANONYMOUS_CALLER, should_schedule_retry=False)
 
     def _check_queue(self, caller: str, *, should_schedule_retry: bool) -> None:
@@ -337,7 +339,7 @@ class EvaluationRegistry:
         configuration, ended = self.context.configuration, self.records.ended_share
         ended.total = configuration.evaluations.kept
         ended.quota = configuration.callers.kept or None
-        return ended, self.context.unread_events, self.context.event_memory.fixed_share
+        return ended, self.context.unread_events, self.context.event_memory.pinned_share
 
     def _forget_sent(self, share: Share, _: int, caller: str | None) -> bool:
         """Forget evaluations that a stream has sent to the end until another one has room."""
@@ -391,7 +393,7 @@ class EvaluationRegistry:
             upload_size=form.upload_bytes,
             should_keep_submission=True,
             callback=callback,
-            problem=None if form.request.is_altered else form.request.problem,
+            problem=None if form.request.differs_from_problem else form.request.problem,
             first_submission_time=form.request.submission_time,
             trace=trace,
         )
@@ -401,7 +403,7 @@ class EvaluationRegistry:
         evaluation.cleanup_event.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
             added = self.context.store.add(evaluation.make_row())
-            evaluation.stored_event = make_one_shot_event(added)
+            evaluation.stored_event = convert_deferred_to_event(added)
         queue_evaluation(evaluation, self.run_queue)
         if not self.run_queue.has_free_slot:
             self._retries.record_all_slots_used(self._clock.seconds())
@@ -460,7 +462,7 @@ class EvaluationRegistry:
             if details.run is not None:
                 details.state = EvaluationState.RUNNING
         evaluation = self._make_evaluation(details)
-        self.submissions.share.take(details.upload_size, details.caller)
+        self.submissions.share.record_usage(details.upload_size, details.caller)
         self._add(evaluation)
         self.context.counters.record_restored_evaluation(details.state)
         if state.has_ended:
@@ -590,7 +592,7 @@ class EvaluationRegistry:
         """Archive an evaluation. Raises: StoreError."""
         details = evaluation.details
 
-        async def save_row(stored: StoredEvaluation) -> None:
+        async def save_row(stored: ArchiveRecord) -> None:
             details.archived = stored
             evaluation.save()
             if self.context.store is not None:
@@ -602,13 +604,13 @@ class EvaluationRegistry:
                     raise
 
         begin = evaluation.wall_clock.read()
-        status_line = {"status": build_status(evaluation, None)}
+        final_status = {"status": build_status(evaluation, None)}
         workspace = evaluation.workspace if details.has_kept_submission else None
         await archive.store_evaluation(
             EndedEvaluation(
                 details.identifier,
                 details.caller,
-                status_line,
+                final_status,
                 partial(read_all_events, evaluation),
                 workspace,
             ),
@@ -688,7 +690,7 @@ class EvaluationRegistry:
     @asynccontextmanager
     async def open_kept_submission(
         self, identifier: str, caller: str = "", *, makes_room: bool = True
-    ) -> AsyncIterator[KeptSubmission]:
+    ) -> AsyncIterator[WorkspaceSubmission]:
         """Return the request and the files of an evaluation that has ended.
 
         Within the context the files make no room for uploads. For archived files other files may be

@@ -24,7 +24,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration, SlurmJobSettings
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
-from tawebeval.core.events import LOST_EVENT, EventRing, StdoutChanged
+from tawebeval.core.events import EVENTS_LOST_ERROR, EventRing, StdoutChanged
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.core.segi import Markers
 from tawebeval.deferreds import FairQueue, OneShotEvent
@@ -123,7 +123,7 @@ class _Start:
         try:
             await self._start()
         except EvaluationFailure as error:
-            if error.reason == "build" and evaluation.details.request.is_restricted:
+            if error.reason == "build" and evaluation.details.request.has_restricted_token:
                 error = attrs.evolve(error, extra_members={})  # it may quote secret files
             await end_evaluation(evaluation, error)
         except CancelledError:
@@ -350,7 +350,7 @@ class _Start:
 
 def _has_room_for_events(context: EvaluationContext, caller: str) -> bool:
     """Return whether a caller has not used up its parts of the disk and memory for events."""
-    shares = context.unread_events, context.event_memory.fixed_share
+    shares = context.unread_events, context.event_memory.pinned_share
     return not any(share.is_quota_used_up(caller) for share in shares)
 
 
@@ -456,7 +456,7 @@ def restore_events(evaluation: Evaluation) -> None:
     if is_lost:
         words = "{evaluation}: events are lost: {reason!r}"
         log.error(words, evaluation=details.log_name, reason=reason)
-        event_log.append_batch(LOST_EVENT, int(details.state_times["ended"] * 1000))
+        event_log.append_batch(EVENTS_LOST_ERROR, int(details.state_times["ended"] * 1000))
     elif event_log.end_cursor < details.end_cursor:
         evaluation.append_failure_event()
     event_log.mark_end()

@@ -38,7 +38,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.config import LimitSettings
-from tawebeval.core.evaluations import Commit, EvaluationState, ListEntry, StoredEvaluation
+from tawebeval.core.evaluations import ArchiveRecord, Commit, EvaluationState, ListEntry
 from tawebeval.core.form import EvaluationRequest, pack_request, unpack_request
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, WorkerThreads, run_in_background
@@ -180,7 +180,7 @@ class EvaluationDetails:
     run_result: RunResult | None = None
     failure: EvaluationFailure | None = None
     failure_event: bytes = b""
-    archived: StoredEvaluation | None = None
+    archived: ArchiveRecord | None = None
     is_removed: bool = False
     is_cleaned_up: bool = False
     is_forgotten: bool = False
@@ -350,7 +350,7 @@ CREATE INDEX standings ON evaluations (caller, problem, submitted, sequence_numb
     WHERE problem IS NOT NULL;
 CREATE INDEX ended ON evaluations (ended, caller) WHERE archived_bytes IS NOT NULL;
 CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 COMMIT;
 """
 _NEXT_PROBLEM = "SELECT min(problem) FROM evaluations WHERE caller = ? AND problem > ?"

@@ -29,7 +29,7 @@ import attrs
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
-from tawebeval.core.evaluations import BuildTree, Checkout, Commit, GitCacheCounters, Submodule
+from tawebeval.core.evaluations import Checkout, Commit, GitCacheCounters, Submodule, TreeBuilder
 from tawebeval.core.form import Repository
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
@@ -364,7 +364,7 @@ class RepositoryCache:
         files, size = stored.file_count, stored.byte_count
         return stored.use(attrs.evolve(checkout.commit, file_count=files, size=size))
 
-    async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
+    async def store_build(self, checkout: Checkout, key: str, build: TreeBuilder) -> Checkout:
         """Return a new build of a checkout, to release after use. `key`: 40 hexadecimal digits.
 
         Raises: what `build` raises.

@@ -366,7 +366,7 @@ class BareRepository:
                 # In the sandbox of the fetch, which saves the start of another one.
                 next_commands=build_commit_inspection_commands(oid),
                 on_stdout=inspection.feed,
-                environment=route.environment,
+                environment=route.environment_variables,
                 max_file_size=budget.remaining_bytes,
                 login=login,
                 source=route.local_path,
@@ -473,7 +473,7 @@ class GitServers:
             None,
             *("ls-remote", "--heads", *_get_serve_arguments(route)),
             *("--end-of-options", route.url, ref),
-            environment=route.environment,
+            environment=route.environment_variables,
             login=login,
             source=route.local_path,
             reach=SandboxAccess(

@@ -16,7 +16,7 @@ import attrs
 import msgspec
 from twisted.logger import Logger
 
-from tawebeval.config import CONCURRENT_CALLBACKS, Configuration, LimitSettings
+from tawebeval.config import MAX_CONCURRENT_CALLBACKS, Configuration, LimitSettings
 from tawebeval.deferreds import resolve_run_slot_count
 from tawebeval.errors import ConfigurationError, SetupProblem
 from tawebeval.linux import starter
@@ -72,7 +72,7 @@ def check_hard_limits(limits: LimitSettings, starter_pid: int = 0) -> None:
     whose, unit = "the daemon's own", "the unit"
     if starter_pid:
         whose, unit = "the starter's", _STARTER_UNIT
-    largest = limits.largest_requestable
+    largest = limits.largest_requestable_limits
     for name, value, number, directive in (
         ("open_files", largest.open_files, resource.RLIMIT_NOFILE, "LimitNOFILE"),
         ("processes", largest.processes + 1, resource.RLIMIT_NPROC, "LimitNPROC"),
@@ -196,7 +196,7 @@ def assess_epoll_watch_limit(configuration: Configuration) -> LimitAssessment:
     """
     running = resolve_run_slot_count(configuration.evaluations.running)
     wanted = (
-        running * configuration.limits.largest_requestable.memory // _WATCH
+        running * configuration.limits.largest_requestable_limits.memory // _WATCH
         + configuration.http.connections
     )
     there = int(EPOLL_WATCH_LIMIT_FILE.read_text("ascii"))
@@ -207,12 +207,14 @@ def _descriptors_besides(configuration: Configuration) -> int:
     """Return how many descriptors are for other things than connections."""
     running = resolve_run_slot_count(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_DESCRIPTORS
-    return running * _EVALUATION_DESCRIPTORS + fetches + CONCURRENT_CALLBACKS + _SPARE_DESCRIPTORS
+    return (
+        running * _EVALUATION_DESCRIPTORS + fetches + MAX_CONCURRENT_CALLBACKS + _SPARE_DESCRIPTORS
+    )
 
 
 def _count_evaluators_processes(configuration: Configuration) -> int:
     running = resolve_run_slot_count(configuration.evaluations.running)
-    return running * configuration.limits.largest_requestable.processes
+    return running * configuration.limits.largest_requestable_limits.processes
 
 
 def _bounds(pid: int, cgroup: str | None) -> Iterator[int]:

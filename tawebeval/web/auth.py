@@ -30,7 +30,7 @@ from tawebeval.core.tokens import (
     LINK_GENERATION_BYTES,
     LinkSigner,
     Token,
-    TokenHashes,
+    TokenTable,
     find_bearer_link,
     parse_tokens,
 )
@@ -113,7 +113,7 @@ class Authentication:
     token_file: Path | None = None
     file_setting: str = "callers.tokens"
     on_reload: list[Callable[[], object]] = attrs.field(factory=list, init=False)
-    _tokens: TokenHashes | None = attrs.field(default=None, init=False)
+    _tokens: TokenTable | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         """Read the token file. Raises: ConfigurationError."""
@@ -155,7 +155,7 @@ class Authentication:
 
     def is_permitted(self, token: Token, owner: str) -> bool:
         """Return whether a token is still valid as it was, and permits evaluations of `owner`."""
-        return self._tokens is None or self._tokens.permits(token, owner)
+        return self._tokens is None or self._tokens.has_access(token, owner)
 
     def has_caller(self, name: str) -> bool:
         """Return whether the caller has a token; without tokens only ANONYMOUS_CALLER exists."""
@@ -163,7 +163,7 @@ class Authentication:
             return name == ANONYMOUS_CALLER
         return name in self._tokens.caller_names
 
-    def list_reloadable_files(self) -> Iterator[ReloadableFiles[TokenHashes]]:
+    def list_reloadable_files(self) -> Iterator[ReloadableFiles[TokenTable]]:
         """Yield the token file as a reloadable, if there is one."""
         if self.token_file is not None:
             yield ReloadableFiles(
@@ -173,12 +173,12 @@ class Authentication:
                 self._take,
             )
 
-    def _take(self, tokens: TokenHashes) -> None:
+    def _take(self, tokens: TokenTable) -> None:
         self._tokens = tokens
         for callback in self.on_reload:
             callback()
 
-    def _read(self, source: Path) -> TokenHashes:
+    def _read(self, source: Path) -> TokenTable:
         try:
             return read_token_file(source)
         except ConfigurationError as error:
@@ -208,7 +208,7 @@ def find_metrics_token_file(
     return find_secret_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
 
 
-def read_token_file(path: Path) -> TokenHashes:
+def read_token_file(path: Path) -> TokenTable:
     """Parse the token file at `path`. Raises: ConfigurationError, with file and line."""
     return parse_text_file(path, parse_tokens)
 
@@ -414,7 +414,7 @@ class EvaluationLinks:
         )
         self.links_by_evaluation = self._store.load_links()
         for linked in self.links_by_evaluation.values():
-            self.evaluations_share.take(1, linked.caller)
+            self.evaluations_share.record_usage(1, linked.caller)
         self._rate = RateLimit(0, self._clock.seconds)
         self._authentication.on_reload.append(self._cut_unknown_callers)
 
@@ -454,7 +454,7 @@ class EvaluationLinks:
         for every reason; CallerQuotaExceeded.
         """
         caller, expires = self._check_link(identifier, link)
-        self.readers_share.check(1, caller)
+        self.readers_share.check_amount(1, caller)
         others = sum(reader.identifier == identifier for reader in self._readers.values())
         if others >= MAX_LINK_READERS_PER_EVALUATION:
             raise CallerQuotaExceeded(_TOO_MANY_READERS, _RETRY_AFTER)
@@ -471,7 +471,7 @@ class EvaluationLinks:
         left = max(0.0, expires - self._read_wall_clock())
         timer = self._clock.callLater(left, abort)
         self._readers[request] = _Reader(identifier, caller, abort, timer)
-        self.readers_share.take(1, caller)
+        self.readers_share.record_usage(1, caller)
         return caller
 
     def remove_reader(self, request: Any) -> None:
@@ -518,7 +518,7 @@ class EvaluationLinks:
             )
             self._change(first, None)
             self._cut_readers(first)
-        self.evaluations_share.check(1, caller)
+        self.evaluations_share.check_amount(1, caller)
 
     def _drop_expired(self) -> None:
         now = self._read_wall_clock()
@@ -532,7 +532,7 @@ class EvaluationLinks:
         if known is not None:
             self.evaluations_share.give_back(1, known.caller)
         if linked is not None:
-            self.evaluations_share.take(1, linked.caller)
+            self.evaluations_share.record_usage(1, linked.caller)
             self.links_by_evaluation[identifier] = linked
         else:
             self._rate.drop_bucket(identifier)

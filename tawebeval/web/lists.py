@@ -155,7 +155,7 @@ class EvaluationLists:
         service = self._registry.context.configuration.service
         own, others = service.name, service.other_daemons
         before = MergedListCursor.parse(after, (own, *others))
-        cursors = before.find_unfinished_lists((own, *others))
+        cursors = before.find_unfinished_cursors((own, *others))
         limit = max(1, MAX_LISTED_EVALUATIONS // max(1, len(cursors)))
         parts: dict[str, ListPage] = {}
         if own in cursors:

@@ -29,7 +29,7 @@ from multipart import (
 )
 from twisted.logger import Logger
 
-from tawebeval.archive.files import KeptSubmission
+from tawebeval.archive.files import WorkspaceSubmission
 from tawebeval.config import Configuration
 from tawebeval.core.form import (
     ALTERING_FORM_FIELDS,
@@ -290,7 +290,7 @@ class FormReceiver:
     _target: str = ""
     _preset: FormPreset = attrs.field(factory=FormPreset)
     _check_open: Callable[[str | None], object] = lambda problem: None
-    _use_kept: Callable[[], AbstractAsyncContextManager[KeptSubmission]] | None = None
+    _use_kept: Callable[[], AbstractAsyncContextManager[WorkspaceSubmission]] | None = None
     _refusal: RequestError | None = None
     received_bytes: int = 0
     _stored_bytes: int = 0  # that count for the caller
@@ -338,7 +338,7 @@ class FormReceiver:
             raise _make_form_error(error) from None
         self._expected_start = b"\r\n--" + parser.boundary
         if self._use_kept is None:
-            self._submissions.share.check(length or 0, self._caller)
+            self._submissions.share.check_amount(length or 0, self._caller)
 
     def _make_length_error(self, words: str) -> RequestTooLarge:
         most = self._configuration.limits.request_body
@@ -431,8 +431,8 @@ class FormReceiver:
             attrs.evolve(
                 request,
                 build=preset.build,
-                is_restricted=preset.is_restricted,
-                is_altered=preset.is_altered
+                has_restricted_token=preset.has_restricted_token,
+                differs_from_problem=preset.differs_from_problem
                 or (
                     preset.problem is not None
                     and any(name.partition("[")[0] in ALTERING_FORM_FIELDS for name in fields)
@@ -446,10 +446,10 @@ class FormReceiver:
             self._stored_bytes,
         )
 
-    def _take_kept(self, kept: KeptSubmission) -> FormPreset:
+    def _take_kept(self, kept: WorkspaceSubmission) -> FormPreset:
         """Link the files of a kept submission; return the preset with its fields."""
         request, preset = kept.request, self._preset
-        self._count_stored(kept.size)
+        self._count_stored(kept.size_bytes)
         self._submission += request.submission
         for file in request.submission:
             path = Path("submission", file.field, file.filename)
@@ -464,7 +464,8 @@ class FormReceiver:
             kept_values = {
                 name: value
                 for name, value in values.items()
-                if (name == "seed" and not request.is_altered) or name.startswith("metadata[")
+                if (name == "seed" and not request.differs_from_problem)
+                or name.startswith("metadata[")
             }
             values, build = {**problem.form_fields, **kept_values}, problem.build
         return attrs.evolve(
@@ -473,9 +474,9 @@ class FormReceiver:
             problem=request.problem,
             build=build,
             # Also if a supervisor runs it again, for its caller reads it.
-            is_restricted=preset.is_restricted or request.is_restricted,
+            has_restricted_token=preset.has_restricted_token or request.has_restricted_token,
             # It may repeat an old commit, and must not undo what a mended evaluator has found.
-            is_altered=not preset.uses_current_evaluator,
+            differs_from_problem=not preset.uses_current_evaluator,
             submission_time=request.submission_time,
         )
 
@@ -627,7 +628,7 @@ class FormReceiverFactory:
             submissions,
             caller,
             target,
-            attrs.evolve(preset, is_restricted=request.token.permitted_problems is not None),
+            attrs.evolve(preset, has_restricted_token=request.token.permitted_problems is not None),
             partial(check_problem_open, registry.context, request.token),
             use_kept,
             refusal,
@@ -673,7 +674,7 @@ class FormReceiverFactory:
     @asynccontextmanager
     async def _use_submission(
         self, request: ApiRequest, identifier: str
-    ) -> AsyncIterator[KeptSubmission]:
+    ) -> AsyncIterator[WorkspaceSubmission]:
         try:
             async with self._registry.open_kept_submission(identifier, request.caller) as kept:
                 _check_rerun_access(kept.request.problem, request.token.permitted_problems)

@@ -30,7 +30,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
-from tawebeval.config import CONCURRENT_CALLBACKS, MIB, CallbackSettings
+from tawebeval.config import MAX_CONCURRENT_CALLBACKS, MIB, CallbackSettings
 from tawebeval.core.hosts import (
     HostPolicy,
     IPAddress,
@@ -210,7 +210,7 @@ class CallbackQueue:
     ended_counts_by_state: Counter[CallbackState] = attrs.field(factory=Counter, init=False)
     _slots: FairQueue = attrs.field(
         factory=lambda: FairQueue(
-            CONCURRENT_CALLBACKS, running_per_caller=(CONCURRENT_CALLBACKS + 1) // 2
+            MAX_CONCURRENT_CALLBACKS, running_per_caller=(MAX_CONCURRENT_CALLBACKS + 1) // 2
         )
     )
     _deliveries: dict[str, Delivery] = attrs.field(factory=dict)  # by event, the oldest first
@@ -264,7 +264,7 @@ class CallbackQueue:
         callback.state = CallbackState.PENDING
         callback.webhook_id = callback.webhook_id or f"evt_{self._random(16).hex()}"
         delivery = self._deliveries[callback.webhook_id] = Delivery(callback, evaluation)
-        self._share.take(delivery.size, callback.caller)
+        self._share.record_usage(delivery.size, callback.caller)
         self._evict()
         delivery.delivery_task = run_in_background(
             self._run(delivery, on_end, store),

@@ -28,9 +28,9 @@ from tawebeval.archive.archive import (
 )
 from tawebeval.archive.files import extract_submission
 from tawebeval.config import ArchiveSettings
-from tawebeval.core.evaluations import StoredEvaluation
+from tawebeval.core.evaluations import ArchiveRecord
 from tawebeval.core.events import (
-    LOST_EVENT,
+    EVENTS_LOST_ERROR,
     EventRing,
     encode_data_event,
 )
@@ -141,7 +141,7 @@ class ArchiveTestCase(SynchronousTestCase):
     ) -> bool:
         """Archive an evaluation; return whether it was archived."""
 
-        async def save_row(stored: StoredEvaluation) -> None:
+        async def save_row(stored: ArchiveRecord) -> None:
             row = EvaluationDetails(name, b"", 0, caller=caller, archived=stored)
             row.state_times["ended"] = ended
             self.rows.save(row)
@@ -204,7 +204,7 @@ class ReadingTests(ArchiveTestCase):
             batch = self.run_now(events.read(len(found), 10_000))
             found += batch.lines.splitlines(keepends=True)
         self.assertIn(len(found), range(300, 1800))
-        self.assertIs(batch, LOST_EVENT)
+        self.assertIs(batch, EVENTS_LOST_ERROR)
         self.assertEqual(found[:-1], self.lines[: len(found) - 1])
 
     def test_file_with_fewer_events_than_its_row_is_damaged(self) -> None:
@@ -212,7 +212,7 @@ class ReadingTests(ArchiveTestCase):
         self.store("two")
         self.locate("two").rename(self.locate())
         events = self.find()
-        self.assertIs(self.run_now(events.read(3, 100)), LOST_EVENT)
+        self.assertIs(self.run_now(events.read(3, 100)), EVENTS_LOST_ERROR)
         self.assertEqual(events.end_cursor, 4)
 
     def test_reading_a_removed_file_raises_discarded_cursor(self) -> None:
@@ -252,7 +252,7 @@ class StoringTests(ArchiveTestCase):
         threads: Any = SlowThreads()
         self.archive._writers = threads
 
-        async def save_row(_: StoredEvaluation) -> None:
+        async def save_row(_: ArchiveRecord) -> None:
             pass
 
         for caller in (*["alice"] * 50, "bob"):
@@ -281,7 +281,7 @@ class StoringTests(ArchiveTestCase):
         for archived in (2, 0):
             self.assertEqual(self.archive.evaluation_count, 2)
             self.assertEqual(self.archive.total_bytes, size)
-            self.assertEqual(self.archive.archived_count, archived)
+            self.assertEqual(self.archive.archival_count, archived)
             self.open()
 
     def test_nothing_is_archived_without_the_reserved_free_disk(self) -> None:
@@ -325,7 +325,7 @@ class StoringTests(ArchiveTestCase):
         self.assertFalse(list(self.root.glob("**/*.*")))
 
     def test_failed_commit_is_raised_leaves_no_file_and_can_be_repeated(self) -> None:
-        async def save_row(stored: StoredEvaluation) -> None:
+        async def save_row(stored: ArchiveRecord) -> None:
             self.assertTrue(self.locate().exists())
             raise StoreError
 
@@ -440,7 +440,7 @@ class RemovalTests(ArchiveTestCase):
         threads: Any = SlowThreads()
         self.archive._writers = threads
 
-        async def save_row(_: StoredEvaluation) -> None:
+        async def save_row(_: ArchiveRecord) -> None:
             pass
 
         def store(name: str) -> None:
@@ -490,7 +490,7 @@ class SubmissionTests(ArchiveTestCase):
         self.store(workspace=self.workspace)
         found = self.extract()
         self.assertEqual(pack_request(found.request), self.packed)
-        self.assertEqual(found.size, 100_000)
+        self.assertEqual(found.size_bytes, 100_000)
         path = found.workspace.submission_directory / "a/ein Name mit ü"
         self.assertEqual(path.read_bytes(), bytes(100_000))
 
@@ -531,7 +531,7 @@ class StartTests(ArchiveTestCase):
             self.open()
         committed: Deferred[None] = Deferred()
 
-        async def save_row(stored: StoredEvaluation) -> None:
+        async def save_row(stored: ArchiveRecord) -> None:
             row = EvaluationDetails("two", b"", 0, caller="alice", archived=stored)
             row.state_times["ended"] = NOW
             self.rows.save(row)

@@ -20,7 +20,7 @@ from tawebeval.archive.files import (
     write_evaluation,
 )
 from tawebeval.core.events import (
-    LOST_EVENT,
+    EVENTS_LOST_ERROR,
     EventBatch,
     EventRing,
     StdoutChanged,
@@ -132,8 +132,8 @@ class ReadingTests(FileTestCase):
 
         count = write_evaluation(self.path, HEADER, change(), END, format_time, PLENTY)
         self.assertEqual(count, 2)
-        self.assertEqual(self.read(1).lines, LOST_EVENT.lines)
-        timed = LOST_EVENT.lines.replace(b"}\n", b',"time":"1"}\n')
+        self.assertEqual(self.read(1).lines, EVENTS_LOST_ERROR.lines)
+        timed = EVENTS_LOST_ERROR.lines.replace(b"}\n", b',"time":"1"}\n')
         self.assertEqual(self.read(1, includes_times=True).lines, timed)
 
 

@@ -281,7 +281,7 @@ class StreamTestCase(WebTestCase):
         record = self.service.registry.records[identifier]
         self.assertEqual(len(self.service.registry.events.subscriptions), 0)
         self.assertEqual(record.events.reader_count, 0)
-        self.assertEqual(len(record.events.change_condition), 0)
+        self.assertEqual(len(record.events.reader_wakeup_condition), 0)
 
 
 PROXY = IPv4Address("TCP", "10.0.0.1", 1)

@@ -75,9 +75,9 @@ class TokenTests(SynchronousTestCase):
         self.run_token("add", "t", "--supervise", "g", "--supervise", "h", "--rate", "9")
         self.run_token("add", "site", "--shared")
         bob, teacher, site = parse_tokens(self.file.read_text()).tokens
-        self.assertRegex(bob.line, r"^bob sha256:\S{64} read group=g problems=a,b$")
-        self.assertRegex(teacher.line, r"^t sha256:\S{64} rate=9 supervises=g,h$")
-        self.assertRegex(site.line, r"^site sha256:\S{64} shared$")
+        self.assertRegex(bob.file_line, r"^bob sha256:\S{64} read group=g problems=a,b$")
+        self.assertRegex(teacher.file_line, r"^t sha256:\S{64} rate=9 supervises=g,h$")
+        self.assertRegex(site.file_line, r"^site sha256:\S{64} shared$")
 
     def test_invalid_name_is_refused_with_the_rule_and_changes_nothing(self) -> None:
         for arguments in (

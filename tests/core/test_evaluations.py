@@ -131,10 +131,10 @@ class EvaluationTests(SynchronousTestCase):
 
     def test_evaluation_that_ends_without_a_fault_clears_the_latest_fault(self) -> None:
         counters = EvaluationCounters()
-        self.assertIsNone(counters.latest_fault)
+        self.assertIsNone(counters.latest_machine_fault)
         for fault, expected in (("no sandbox", (5.0, "no sandbox")), (None, None)):
-            counters.set_latest_fault(fault, 5.0)
-            self.assertEqual(counters.latest_fault, expected)
+            counters.set_latest_machine_fault(fault, 5.0)
+            self.assertEqual(counters.latest_machine_fault, expected)
 
 
 KEY = bytes(range(SECRET_KEY_BYTES))
@@ -257,7 +257,7 @@ class EntryTests(SynchronousTestCase):
         self.addCleanup(tracemalloc.stop)
         document = {"created": "", "metadata": "x" * 2000}
         before, _ = tracemalloc.get_traced_memory()
-        entries = [ListEntry.encode(document) for _ in range(100)]
+        entries = [ListEntry.make_from_document(document) for _ in range(100)]
         after, _ = tracemalloc.get_traced_memory()
         self.assertEqual(orjson.loads(entries[0].encoded_json), document)
         self.assertLess(after - before, 100 * 2300)
@@ -274,7 +274,7 @@ class JointListTests(SynchronousTestCase):
         for attempt in range(100):
             self.assertRegex(after, r"\A[A-Za-z0-9_-]*\Z")
             cursor = MergedListCursor.parse(after, NAMES)
-            asked = cursor.find_unfinished_lists(NAMES)
+            asked = cursor.find_unfinished_cursors(NAMES)
             # In the end all are there, so that a client that asks again comes to an end.
             away = data.draw(st.sets(st.sampled_from(NAMES))) if attempt < 20 else set()
             parts = {
@@ -313,7 +313,7 @@ class JointListTests(SynchronousTestCase):
         first = merge_list_pages(MergedListCursor(), ["a", "b2"], {"a": whole})
         self.assertEqual(first, ListPage("a", []))
         place = MergedListCursor.parse("a", NAMES)
-        self.assertEqual(place.find_unfinished_lists(["b2", "a"]), {"b2": None})
+        self.assertEqual(place.find_unfinished_cursors(["b2", "a"]), {"b2": None})
         last = merge_list_pages(place, ["b2"], {})
         self.assertEqual(last, ListPage(None, []))
         self.assertIsNone(merge_list_pages(place, ["b2"], {"b2": whole}).end_cursor)

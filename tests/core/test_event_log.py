@@ -82,7 +82,7 @@ class TimeTests(SynchronousTestCase):
             plain = ring.read_events(ring.begin_cursor, limit)
             assert batch.count == plain.count
             assert timed(batch.lines) == expected[ring.begin_cursor :][: batch.count]
-            assert ring.line_bytes <= ring.memory_bytes <= ring.line_bytes * 2
+            assert ring.total_line_bytes <= ring.memory_bytes <= ring.total_line_bytes * 2
             if ring.begin_cursor == ring.end_cursor:
                 assert ring.memory_bytes == 0
 
@@ -171,7 +171,7 @@ class AcknowledgeTests(SynchronousTestCase):
                 ring = filled(*counts)
                 ring.acknowledge(after)
                 self.assertEqual((ring.begin_cursor, ring.end_cursor), (after, 6))
-                self.assertEqual(ring.line_bytes, (6 - after) * LINE)
+                self.assertEqual(ring.total_line_bytes, (6 - after) * LINE)
                 self.assertEqual(ring.read_events(after, PLENTY), numbers(after, 6 - after))
 
 
@@ -287,13 +287,13 @@ class MemoryTests(SynchronousTestCase):
     def test_discarded_log_frees_the_quota_of_newest_events(self) -> None:
         told: list[bool] = []
         memory = EventMemory(400)
-        memory.fixed_share.on_quota_freed = lambda: told.append(
-            memory.fixed_share.is_quota_used_up("alice")
+        memory.pinned_share.on_quota_freed = lambda: told.append(
+            memory.pinned_share.is_quota_used_up("alice")
         )
         log = EventLog(memory, caller="alice")
         for value in range(9):
             log.append_batch(number(value), 0)
-        self.assertTrue(memory.fixed_share.is_quota_used_up("alice"))
+        self.assertTrue(memory.pinned_share.is_quota_used_up("alice"))
         log.discard()
         self.assertEqual(told, [False])
 

@@ -98,7 +98,9 @@ class PresetTests(SynchronousTestCase):
         preset.check_required_files([])
 
     def test_preset_can_refuse_the_callback_and_nothing_else(self) -> None:
-        preset = FormPreset(permitted_text_fields=PERMITTED_PROBLEM_FORM_FIELDS, is_restricted=True)
+        preset = FormPreset(
+            permitted_text_fields=PERMITTED_PROBLEM_FORM_FIELDS, has_restricted_token=True
+        )
         preset.check_text_field("metadata[x]")
         error = self.assertRaises(InvalidField, preset.check_text_field, "callback_url")
         self.assertIn("restricted to problems", error.detail)

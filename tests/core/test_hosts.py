@@ -219,7 +219,7 @@ class RouteTests(SynchronousTestCase):
         target = parse_server_address(url)
         assert target is not None
         found = resolve_git_remote(url, target, [ip_address("8.8.8.8")], list(options))
-        return found.environment["GIT_SSH_COMMAND"]
+        return found.environment_variables["GIT_SSH_COMMAND"]
 
     def test_url_with_an_address_is_not_changed(self) -> None:
         self.check("http://8.8.8.8/x", "8.8.8.8", ResolvedGitRemote("http://8.8.8.8/x"))

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
 from tawebeval.core.segi import (
-    MAX_PAYLOAD_BYTES,
+    MAX_TEXT_PAYLOAD_BYTES,
     Markers,
     PrintedFile,
     SegiParser,
@@ -350,7 +350,7 @@ class LongLineTests(SynchronousTestCase):
             self.check(byte * (100_000 // len(byte)))
         self.check(b"\x7f" + b"\xff" * 100_000)  # the slower way of encoding
         self.check(b"x" * 99_999 + b"\xe2" + MARKERS.data_begin)
-        self.assertEqual(MAX_PAYLOAD_BYTES, 65536)
+        self.assertEqual(MAX_TEXT_PAYLOAD_BYTES, 65536)
         # Or a step in a long line would come to no end.
         self.assertLess(segi._PIECE, min(segi._BLOCK, segi._SHORT, segi._NEAR))
 
@@ -359,7 +359,7 @@ class LongLineTests(SynchronousTestCase):
         delivered = 0
         for count in range(1, 100):
             delivered += sum(len(event) for event in decode(parser.feed(b"x" * 5000)))
-            self.assertLessEqual(5000 * count - delivered, MAX_PAYLOAD_BYTES)
+            self.assertLessEqual(5000 * count - delivered, MAX_TEXT_PAYLOAD_BYTES)
 
 
 def peak_of(action: Callable[[], object]) -> int:

@@ -43,7 +43,7 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(self.share.list_callers(), ["bob", "alice", "carol"])
 
     def test_caller_over_its_quota_leaves_other_callers_their_quota(self) -> None:
-        self.share.take(90, "alice")
+        self.share.record_usage(90, "alice")
         self.refuse(CallerQuotaExceeded, 1, "alice")
         self.share.take_within_quota(40, "bob")
         self.share.take_within_quota(20, "carol")
@@ -51,7 +51,7 @@ class ShareTests(SynchronousTestCase):
 
     def test_check_reserves_nothing(self) -> None:
         for _ in range(3):
-            self.share.check(40, "alice")
+            self.share.check_amount(40, "alice")
         self.assertEqual(self.share.used, 0)
 
     def test_anonymous_caller_has_no_quota(self) -> None:
@@ -83,12 +83,12 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(dict(self.share.used_by_caller), {"alice": 35, "bob": 40, "carol": 25})
 
     def test_caller_that_has_given_back_everything_is_not_listed(self) -> None:
-        self.share.take(7, "alice")
+        self.share.record_usage(7, "alice")
         self.share.give_back(7, "alice")
         self.assertEqual((self.share.used, self.share.list_callers()), (0, []))
 
     def test_caller_cannot_give_back_what_it_has_not_taken(self) -> None:
-        self.share.take(7, "alice")
+        self.share.record_usage(7, "alice")
         for amount, caller in ((8, "alice"), (1, "bob"), (-1, "alice")):
             self.assertRaises(AssertionError, self.share.give_back, amount, caller)
 

@@ -17,7 +17,7 @@ from tawebeval.core.tokens import (
     MAX_SUPERVISED_CALLERS,
     TOKEN_BYTES,
     LinkSigner,
-    TokenHashes,
+    TokenTable,
     find_bearer_link,
     generate_token,
     parse_tokens,
@@ -113,8 +113,8 @@ class AuthenticateTests(SynchronousTestCase):
             self.assertEqual(len(compared), 2)
 
     def test_tokens_are_in_no_representation(self) -> None:
-        self.assertEqual(repr(self.tokens), "TokenHashes()")
-        self.assertIsInstance(self.tokens, TokenHashes)
+        self.assertEqual(repr(self.tokens), "TokenTable()")
+        self.assertIsInstance(self.tokens, TokenTable)
 
 
 class NewTokenTests(SynchronousTestCase):
@@ -143,7 +143,7 @@ class NewTokenTests(SynchronousTestCase):
             token, written = generate_token("a", os.urandom, **restrictions)
             self.assertEqual(written[73:], end)
             found = parse_tokens(written).find_token([b"Bearer " + token.encode()])
-            self.assertEqual(found.line, written)
+            self.assertEqual(found.file_line, written)
             for name, value in restrictions.items():
                 name = name.replace("problems", "permitted_problems")
                 kept = frozenset(value) if isinstance(value, tuple) else value
@@ -163,11 +163,11 @@ class NewTokenTests(SynchronousTestCase):
             (teacher, "ann", True), (teacher, "teacher", True), (teacher, "eve", False),
             (eve, "eve", True), (eve, "ann", False), (tokens.tokens[0], "bob", False),
         ):  # fmt: skip
-            self.assertEqual(tokens.permits(token, owner), is_permitted)
+            self.assertEqual(tokens.has_access(token, owner), is_permitted)
         fewer = parse_tokens("\n".join(lines[1:]))
-        self.assertFalse(fewer.permits(teacher, "ann"))
-        self.assertFalse(fewer.permits(tokens.tokens[0], "ann"))
-        self.assertTrue(fewer.permits(teacher, "bob"))
+        self.assertFalse(fewer.has_access(teacher, "ann"))
+        self.assertFalse(fewer.has_access(tokens.tokens[0], "ann"))
+        self.assertTrue(fewer.has_access(teacher, "bob"))
 
     def test_number_of_supervised_callers_has_a_limit(self) -> None:
         def make_lines(count: int) -> str:

@@ -231,7 +231,7 @@ class ServiceTests(SynchronousTestCase):
             daemon = self.make(archive=ArchiveSettings(enabled=archive))
             names = "expire_evaluations retry_next_calls check_disks sync_if_due"
             expected = [(names.split(), ()), (["start_probe_if_needed"], (10,))]
-            expected += [(["begin_removal"], (60,))] if archive else []
+            expected += [(["start_excess_removal"], (60,))] if archive else []
             found = [([call.__name__ for call in calls], rest) for calls, _, *rest in made]
             self.assertEqual([(calls, tuple(rest)) for calls, rest in found], expected)
             self.assertEqual({reactor for _, reactor, *_ in made}, {self.reactor})

@@ -203,9 +203,9 @@ class ReadinessTests(SynchronousTestCase):
         self.check("is stopping")
 
     def test_daemon_is_not_ready_until_its_latest_fault_is_cleared(self) -> None:
-        self.tally.set_latest_fault("the sandbox could not be started", 1)
+        self.tally.set_latest_machine_fault("the sandbox could not be started", 1)
         self.check("the sandbox could not be started")
-        self.tally.set_latest_fault(None, 2)
+        self.tally.set_latest_machine_fault(None, 2)
         self.check()
 
 
@@ -231,7 +231,7 @@ class SandboxProbeTests(SynchronousTestCase):
         return self.outcome
 
     def lose(self) -> None:
-        self.tally.set_latest_fault(FAULT, self.clock.seconds())
+        self.tally.set_latest_machine_fault(FAULT, self.clock.seconds())
 
     def try_once(self) -> list[str]:
         """Let the time for a trial come, and the trial end; return what is logged."""
@@ -246,15 +246,15 @@ class SandboxProbeTests(SynchronousTestCase):
     ) -> None:
         for _ in range(2):
             self.lose()
-            fault = self.tally.latest_fault
+            fault = self.tally.latest_machine_fault
             self.outcome = ("no bwrap", "install it")
             self.assertEqual(self.try_once(), ["the sandbox does not work: no bwrap; install it"])
             self.assertEqual(self.try_once(), [])
-            self.assertIs(self.tally.latest_fault, fault)
+            self.assertIs(self.tally.latest_machine_fault, fault)
             self.outcome = None
             (said,) = self.try_once()
             self.assertIn(FAULT, said)
-            self.assertIsNone(self.tally.latest_fault)
+            self.assertIsNone(self.tally.latest_machine_fault)
             self.clock.pump([SANDBOX_PROBE_PERIOD] * 3)
             self.assertEqual(self.threads.waiting, [])
 
@@ -263,14 +263,14 @@ class SandboxProbeTests(SynchronousTestCase):
         self.clock.pump([SANDBOX_PROBE_PERIOD] * 4)
         self.assertEqual(len(self.threads.waiting), 1)
         self.threads.step()
-        self.assertIsNone(self.tally.latest_fault)
+        self.assertIsNone(self.tally.latest_machine_fault)
 
     def test_evaluation_lost_during_a_probe_keeps_the_daemon_unready(self) -> None:
         self.lose()
         self.clock.advance(SANDBOX_PROBE_PERIOD)
         self.lose()
         self.threads.step()
-        self.assertIsNotNone(self.tally.latest_fault)
+        self.assertIsNotNone(self.tally.latest_machine_fault)
 
     def test_defect_of_a_probe_is_logged_and_the_probe_repeated(self) -> None:
         self.lose()
@@ -279,11 +279,11 @@ class SandboxProbeTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.outcome = None
         self.try_once()
-        self.assertIsNone(self.tally.latest_fault)
+        self.assertIsNone(self.tally.latest_machine_fault)
 
     def test_probe_without_free_descriptors_is_logged_in_one_line(self) -> None:
         self.lose()
         self.outcome = OSError(errno.EMFILE, "Too many open files")
         (said,) = self.try_once()
         self.assertIn("could not be probed: [Errno 24] Too many open files", said)
-        self.assertIsNotNone(self.tally.latest_fault)
+        self.assertIsNotNone(self.tally.latest_machine_fault)

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings, SandboxSettings
-from tawebeval.core.evaluations import Checkout, Commit, TakeTree
+from tawebeval.core.evaluations import Checkout, Commit, TreeCopier
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.building import plan_build
 from tawebeval.evaluations.context import FixedCheckout
@@ -48,7 +48,7 @@ class FixedCheckoutTests(SynchronousTestCase):
         self.source = FixedCheckout(self.checkout, TreeLimits(2, 100).check_tree)
 
     def store(self) -> Deferred[Checkout]:
-        async def build(take_tree: TakeTree) -> tuple[int, int]:
+        async def build(take_tree: TreeCopier) -> tuple[int, int]:
             return take_tree(self.built)
 
         return Deferred.fromCoroutine(self.source.store_build(self.checkout, KEY, build))

@@ -86,7 +86,7 @@ class ChosenEnvironmentTests(EvaluationTestCase):
         assert failure is not None
         self.assertEqual(failure.reason, "lost")
         self.assertIn("'java' was removed while the evaluation waited", failure.message)
-        self.assertIs(self.evaluation.context.counters.latest_fault, None)
+        self.assertIs(self.evaluation.context.counters.latest_machine_fault, None)
         self.assertEqual(self.document(), {"name": "java", "digest": None})
 
 
@@ -479,7 +479,7 @@ class FailureTests(EvaluationTestCase):
         self.world.clock.advance(5)
         self.begin()
         error = self.assert_over(EvaluationState.FAILED, "lost")
-        self.assertEqual(tally.latest_fault, (5, error["message"]))
+        self.assertEqual(tally.latest_machine_fault, (5, error["message"]))
         self.world.sandbox.unable = None
         self.evaluation = self.make()
         object.__setattr__(self.evaluation.context, "counters", tally)
@@ -487,14 +487,14 @@ class FailureTests(EvaluationTestCase):
         self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
         self.world.end()
         self.assertEqual(
-            tally.latest_fault, (5, error["message"]), "that says nothing of the machine"
+            tally.latest_machine_fault, (5, error["message"]), "that says nothing of the machine"
         )
         self.evaluation = self.make()
         object.__setattr__(self.evaluation.context, "counters", tally)
         self.begin()
         self.world.child.end()
         self.assert_over(EvaluationState.FINISHED, None)
-        self.assertIsNone(tally.latest_fault)
+        self.assertIsNone(tally.latest_machine_fault)
 
     def test_process_that_cannot_be_started_is_lost_and_logged(self) -> None:
         self.world.sandbox.unable = OSError(11, "no more processes", "/bin/x")

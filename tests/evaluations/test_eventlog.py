@@ -30,7 +30,7 @@ from tawebeval.core import segi
 from tawebeval.core.events import (
     ALL_RECEIVED_CURSOR,
     EMPTY_BATCH,
-    LOST_EVENT,
+    EVENTS_LOST_ERROR,
     EventBatch,
     EventLog,
     EventMemory,
@@ -436,7 +436,7 @@ class Source:
             file.write(output)
         self.stdout.feed(output)
         settle(self.stdout)
-        self.events.change_condition.notify()
+        self.events.reader_wakeup_condition.notify()
 
     def end(self, last: EventBatch | None = None) -> None:
         """End the evaluation, with a last event that is not printed."""
@@ -445,7 +445,7 @@ class Source:
             self.log.append_batch(last, 0)
         self.log.mark_end()
         self.events.close_files()
-        self.events.change_condition.notify()
+        self.events.reader_wakeup_condition.notify()
 
     @property
     def open_files(self) -> list[str]:
@@ -515,7 +515,7 @@ class ReadingMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.source.stdout.flush_partial_line()
-        self.events.change_condition.notify()
+        self.events.reader_wakeup_condition.notify()
 
     @precondition(lambda self: not self.has_ended)
     @rule()
@@ -651,8 +651,8 @@ class DamageTests(ReadingTestCase):
             found = self.read(0)
             if self.threads.waiting:
                 self.threads.step()
-            self.assertIs(self.successResultOf(found), LOST_EVENT)
-        self.assertIs(self.events.read_now(0, 1), LOST_EVENT)
+            self.assertIs(self.successResultOf(found), EVENTS_LOST_ERROR)
+        self.assertIs(self.events.read_now(0, 1), EVENTS_LOST_ERROR)
         self.assertEqual(self.events.read_now(self.log.end_cursor - 1, 1).count, 1)
         found = self.read(8)
         self.threads.step()
@@ -672,7 +672,7 @@ class DamageTests(ReadingTestCase):
         subscription = Subscription(0, self.events)
         found = Deferred.fromCoroutine(subscription.read_events(PLENTY))
         self.threads.step()
-        self.assertIs(self.successResultOf(found), LOST_EVENT)
+        self.assertIs(self.successResultOf(found), EVENTS_LOST_ERROR)
         self.assertTrue(subscription.has_ended)
         self.assertEqual(subscription.read_cursor, self.log.end_cursor)
 

@@ -452,7 +452,7 @@ class ArchiveTests(RegistryTestCase):
             status = self.status(identifier)
             assert status is not None
             self.assertEqual((status["state"], status["archived"]), (state, True))
-            self.assertEqual(self.archive.ended[-1].status_line["status"]["state"], state)
+            self.assertEqual(self.archive.ended[-1].final_status["status"]["state"], state)
         self.assertEqual((len(self.world.store.rows), self.world.disk.used), (2, 0))
 
     def test_unread_evaluation_outlives_its_copy_in_the_archive(self) -> None:

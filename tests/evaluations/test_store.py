@@ -32,10 +32,10 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import (
+    ArchiveRecord,
     Commit,
     EvaluationState,
     ListEntry,
-    StoredEvaluation,
     Submodule,
 )
 from tawebeval.deferreds import WorkerThreads
@@ -79,7 +79,7 @@ def make_row(
 
 def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> EvaluationDetails:
     """Return the row of an archived evaluation, which has ended at 100 seconds less `number`."""
-    row = make_row(number, caller, archived=StoredEvaluation(size, 3))
+    row = make_row(number, caller, archived=ArchiveRecord(size, 3))
     row.state, row.state_times["ended"] = EvaluationState.FINISHED, 100.0 - number
     return row
 
@@ -107,7 +107,7 @@ WHOLE_ROW = EvaluationDetails(
     failure=EvaluationFailure("lost", "why", {"a": 1, "b": "c"}, is_daemon_fault=False),
     begin_cursor=3,
     has_lost_events=True,
-    archived=StoredEvaluation(1, 2),
+    archived=ArchiveRecord(1, 2),
 )
 
 
@@ -557,11 +557,11 @@ class OpeningTests(StoreTestCase):
 
     def test_another_format_stops_the_start(self) -> None:
         self.fill(1)
-        for version in (2, 4):
+        for version in (3, 5):
             with closing(sqlite3.connect(self.path)) as connection:
                 connection.execute(f"PRAGMA user_version = {version}")
             error = self.assertRaises(ConfigurationError, self.open)
-            self.assertIn(f"has the format {version}; this tawebeval knows 3; install", str(error))
+            self.assertIn(f"has the format {version}; this tawebeval knows 4; install", str(error))
         self.assertEqual(self.set_aside(), [])
 
     def test_file_that_cannot_be_opened_stops_the_start(self) -> None:

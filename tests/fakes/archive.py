@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from tawebeval.archive.archive import EndedEvaluation
-from tawebeval.core.evaluations import StoredEvaluation
+from tawebeval.core.evaluations import ArchiveRecord
 from tests.fakes.gates import Gate
 
 
@@ -22,9 +22,9 @@ class FakeArchive:
         self.asked.append((identifier, caller))
 
     async def store_evaluation(
-        self, ended: EndedEvaluation, save_row: Callable[[StoredEvaluation], Awaitable[None]]
+        self, ended: EndedEvaluation, save_row: Callable[[ArchiveRecord], Awaitable[None]]
     ) -> bool:
         await self.gate.wait()
         self.ended.append(ended)
-        await save_row(StoredEvaluation(100, 2))
+        await save_row(ArchiveRecord(100, 2))
         return True

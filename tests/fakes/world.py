@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
-from tawebeval.core.evaluations import BuildTree, Checkout, Commit, GitCacheCounters
+from tawebeval.core.evaluations import Checkout, Commit, GitCacheCounters, TreeBuilder
 from tawebeval.core.events import (
     EventMemory,
     EventPage,
@@ -26,7 +26,7 @@ from tawebeval.core.shares import Share
 from tawebeval.daemon.reload import SystemdNotifier
 from tawebeval.deferreds import (
     FairQueue,
-    make_one_shot_event,
+    convert_deferred_to_event,
     wait_despite_cancellation,
 )
 from tawebeval.errors import EvaluationFailure
@@ -144,7 +144,7 @@ class SlowThreads:
     async def run_in_thread(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)` after `step`."""
         begun: Deferred[None] = Deferred()
-        ended = make_one_shot_event(begun.addCallback(lambda _: call(*args, **kwargs)))
+        ended = convert_deferred_to_event(begun.addCallback(lambda _: call(*args, **kwargs)))
         self.waiting.append(lambda: begun.callback(None))
         return (await wait_despite_cancellation(ended))()
 
@@ -212,7 +212,7 @@ class FakeRepositories:
         self.users += 1
         return attrs.evolve(checkout, release=self._release)
 
-    async def store_build(self, checkout: Checkout, key: str, build: BuildTree) -> Checkout:
+    async def store_build(self, checkout: Checkout, key: str, build: TreeBuilder) -> Checkout:
         """Let `build` run, and store its key."""
         await build(lambda tree: (0, 0))
         self.builds.add(key)

@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.evaluations import Checkout, Commit, TakeTree
+from tawebeval.core.evaluations import Checkout, Commit, TreeCopier
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.fetch_limits import TreeLimits
@@ -156,7 +156,7 @@ class BuildTests(CheckoutsTestCase):
     def store(self, checkout: Checkout) -> Deferred[Checkout]:
         """Store what is in `built`, when the gate is open."""
 
-        async def build(take_tree: TakeTree) -> tuple[int, int]:
+        async def build(take_tree: TreeCopier) -> tuple[int, int]:
             await self.gate.wait()
             return take_tree(self.built)
 

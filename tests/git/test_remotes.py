@@ -306,7 +306,9 @@ class RouteTests(SynchronousTestCase):
     def test_git_is_pinned_to_the_addresses_of_the_first_look_up(self) -> None:
         resolver = FakeResolver(["8.8.8.8", "2606:4700::1"], ["127.0.0.1"])
         route = self.successResultOf(self.find(resolver))
-        self.assertEqual(route.environment["GIT_CONFIG_VALUE_0"], "h:443:8.8.8.8,[2606:4700::1]")
+        self.assertEqual(
+            route.environment_variables["GIT_CONFIG_VALUE_0"], "h:443:8.8.8.8,[2606:4700::1]"
+        )
         self.assertEqual(resolver.asked, ["h"])
 
     def test_addresses_and_paths_need_no_look_up(self) -> None:
@@ -332,7 +334,7 @@ class RouteTests(SynchronousTestCase):
         found = Deferred.fromCoroutine(remotes.resolve_remote("u@h:x", key))
         route, login = self.successResultOf(found)
         self.assertIsNone(login)
-        self.assertIn("-i/k/id", route.environment["GIT_SSH_COMMAND"])
+        self.assertIn("-i/k/id", route.environment_variables["GIT_SSH_COMMAND"])
         self.assertEqual(route.readable_paths, ("/k/id", "/k/hosts"))
 
     def test_unknown_host_is_the_fault_of_the_repository_and_dns_failure_is_not(self) -> None:

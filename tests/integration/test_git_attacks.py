@@ -181,7 +181,7 @@ class PinTests(RepositoryTestCase):
             create_repository(path)
         fetch = ("fetch", "--quiet", "--end-of-options", route.url, f"{self.commit}:refs/x")
         outcome = await runner.run_command(
-            path, *fetch, environment=route.environment, timeout=PATIENCE
+            path, *fetch, environment=route.environment_variables, timeout=PATIENCE
         )
         return outcome.stderr if outcome.status else ""
 

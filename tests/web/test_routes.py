@@ -287,9 +287,9 @@ class WaitTests(WebTestCase):
         connection = self.connect()
         connection.request(f"GET /evaluation/{identifier}/events?wait=20")
         evaluation = self.service.registry.records[identifier]
-        self.assertEqual(len(evaluation.events.change_condition), 1)
+        self.assertEqual(len(evaluation.events.reader_wakeup_condition), 1)
         connection.lose()
-        self.assertEqual(len(evaluation.events.change_condition), 0)
+        self.assertEqual(len(evaluation.events.reader_wakeup_condition), 0)
         self.assertEqual(len(self.service.reactor.getDelayedCalls()), calls)
         self.child.print(b"a\n")
         self.assertEqual(len(self.page(identifier)["data"]), 1)

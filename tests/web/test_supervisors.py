@@ -97,7 +97,7 @@ class AccessTests(SupervisorTestCase):
         self.assertEqual([one["evaluation_id"] for one in listed], [first, again])
         for one in (first, again):
             request = self.service.registry.records[one].details.request
-            self.assertTrue(request.is_restricted, "a failed build would show its output")
+            self.assertTrue(request.has_restricted_token, "a failed build would show its output")
         other = self.submit("eve")
         self.call("POST", f"/evaluation/{other}/rerun", 404, "teacher")
 

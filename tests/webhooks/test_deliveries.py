@@ -100,7 +100,7 @@ class CallbacksTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.patch(deliveries, "BACKOFF", Backoff(4, 10, 60))
-        self.patch(deliveries, "CONCURRENT_CALLBACKS", 4)
+        self.patch(deliveries, "MAX_CONCURRENT_CALLBACKS", 4)
         self.patch(deliveries, "MAX_PENDING_BYTES", self.pending_bytes)
         self.clock = Clock()
         self.sender = FakeSender(self.clock)
