@@ -84,8 +84,8 @@ class Subtask(NamedTuple):
 class Case(NamedTuple):
     """How to make an input: by a command of the generator, or as a copy."""
 
-    arguments: Sequence[str]
-    copied: str = ""
+    generator_arguments: Sequence[str]
+    copied_path: str = ""
 
 
 class Task:
@@ -108,7 +108,7 @@ class Task:
             **(found if isinstance(found, dict) else {}),
         }
         self.name = str(self.metadata.get("name", root.name))
-        self.time = self.read_number("time_limit", "timeout")
+        self.time_limit_seconds = self.read_number("time_limit", "timeout")
         self.memory = self.read_number("memory_limit", "memlimit")
         self.processes = int(self.read_number("num_processes") or 1)
         self.is_output_only = bool(self.metadata.get("output_only", False))
@@ -142,10 +142,12 @@ class Task:
             sources = [
                 each
                 for each in sorted(path.parent.glob(f"{path.name}.*"))
-                if segi_judge.find_ending(each) in segi_judge.LANGUAGES
+                if segi_judge.normalize_extension(each) in segi_judge.LANGUAGES
             ]
             # C and C++ first: of a solution in several languages, the fastest one.
-            sources.sort(key=lambda each: segi_judge.find_ending(each) not in (".cpp", ".c"))
+            sources.sort(
+                key=lambda each: segi_judge.normalize_extension(each) not in (".cpp", ".c")
+            )
             if sources or path.is_file():
                 return [*sources, path][0]
         return None
@@ -247,7 +249,7 @@ class Task:
         words = public if isinstance(public, list) else str(public).split(",")
         return public == "all" or str(number) in [str(word).strip() for word in words]
 
-    def list_beside(self, stem: str) -> list[Path]:
+    def list_grader_files(self, stem: str) -> list[Path]:
         """Return the graders or stubs, and the headers beside them."""
         files = sorted((self.root / "sol").glob("*"))
         return [file for file in files if file.stem == stem or file.suffix in _HEADERS]
@@ -285,9 +287,9 @@ class Judge:
         # CMS shows the outcome of a public case alone, and often all cases are public.
         self.report = segi_judge.Report(len(task.cases), options, shows_expected=False)
         self.limits: Any = {
-            "time": options.time or task.time or segi_judge.DEFAULT_TIME,
-            "memory": segi_judge.choose_memory(task.memory),
-            "output": segi_judge.MOST_OUTPUT,
+            "time": options.time or task.time_limit_seconds or segi_judge.DEFAULT_CASE_CPU_SECONDS,
+            "memory": segi_judge.choose_memory_limit_bytes(task.memory),
+            "output": segi_judge.MAX_OUTPUT_BYTES,
         }
         self.programs: dict[Path, segi.Solution] = {}
         self.made = segi.make_directory()  # what is made for a case takes the place of the last
@@ -299,7 +301,7 @@ class Judge:
         if not task.is_output_only:
             solution = self._build_submission(files, self.options)
             if solution.fault:
-                self.report.send_fault(solution.fault)
+                self.report.send_build_fault(solution.fault)
         judged: dict[int, Outcome] = {}
         total = 0.0
         for subtask in task.subtasks:
@@ -329,7 +331,7 @@ class Judge:
                 fraction = 1.0
                 for score in scores:
                     fraction *= score
-            segi_judge.send_part(subtask.name, fraction * subtask.points, subtask.points)
+            segi_judge.send_subtask_result(subtask.name, fraction * subtask.points, subtask.points)
             total += fraction * subtask.points
         maximum = sum(subtask.points for subtask in task.subtasks)
         is_accepted = total >= maximum - 1e-9
@@ -337,12 +339,12 @@ class Judge:
             is_accepted = all(each.judgement.is_accepted for each in judged.values())
         return segi_judge.Total(is_accepted, total, maximum)
 
-    def prepare(self) -> segi_judge.Prepared | None:
+    def prepare_submission(self) -> segi_judge.PreparedSubmission | None:
         """Build the submission to run on any input. Raises: PackageError, RunError."""
         if self.task.is_output_only or self.task.manager or self.task.controller:
             return None
         solution = self._build_submission(segi_judge.find_files(), self.options)
-        return segi_judge.Prepared(solution, self.limits, *self._find_names())
+        return segi_judge.PreparedSubmission(solution, self.limits, *self._find_names())
 
     def _share(self, subtask: Subtask) -> float:
         return subtask.points / max(len(subtask.cases), 1)
@@ -352,21 +354,22 @@ class Judge:
     ) -> segi.Solution:
         """Build a submission with grader or stub, under the name of the task."""
         stem = "stub" if self.task.manager or self.task.controller else "grader"
-        beside = self.task.list_beside(stem)
+        beside = self.task.list_grader_files(stem)
         place = segi.make_directory()
         named = []
         for number, file in enumerate(files):
             name = file.name if number else f"{self.task.name}{file.suffix}"
             named.append(place / name)
             shutil.copyfile(file, named[-1])
-        ending = segi_judge.find_ending(files[0])
+        ending = segi_judge.normalize_extension(files[0])
         mains = [
             file.name
             for file in beside
-            if file.stem == stem and segi_judge.find_ending(file) == ending
+            if file.stem == stem and segi_judge.normalize_extension(file) == ending
         ]
         extra = [file for file in beside if file.suffix in _HEADERS or file.name in mains]
-        return segi_judge.build(named, options, main=mains[0] if mains else None, extra=extra)
+        main = mains[0] if mains else None
+        return segi_judge.build_sources(named, options, main=main, extra=extra)
 
     def build_package_program(self, path: Path) -> segi.Solution:
         """Build a program of the package, once."""
@@ -375,32 +378,33 @@ class Judge:
                 # A program in Python may import what lies beside it.
                 kinds = (*_HEADERS, *([".py"] if path.suffix == ".py" else []))
                 beside = [each for each in path.parent.iterdir() if each.suffix in kinds]
-                self.programs[path] = segi_judge.build([path], extra=beside, main=path.name)
+                self.programs[path] = segi_judge.build_sources([path], extra=beside, main=path.name)
             else:
                 self.programs[path] = segi.Solution([str(path)], [path])
         return self.programs[path]
 
-    def find_input(self, number: int) -> Path:
+    def find_or_make_input(self, number: int) -> Path:
         """Return the input of a case, which the generator makes where the package has none."""
         task, case = self.task, self.task.cases[number]
         path = task.root / "input" / f"input{number}.txt"
         if path.is_file():
             return path
-        if case.copied:
-            path = task.root / case.copied
+        if case.copied_path:
+            path = task.root / case.copied_path
             if not path.is_file():
-                raise segi_judge.PackageError(f"gen/GEN copies {case.copied}, which is no file")
+                why = f"gen/GEN copies {case.copied_path}, which is no file"
+                raise segi_judge.PackageError(why)
             return path
         if task.generator is None:
             raise segi_judge.PackageError(f"no input/input{number}.txt and no gen/generator")
         program = self.build_package_program(task.generator)
         place = task.generator.parent
         result = segi.run(
-            [*program.command, *case.arguments],
-            time=segi_judge.PROGRAM_TIME,
+            [*program.command, *case.generator_arguments],
+            time=segi_judge.PACKAGE_PROGRAM_CPU_SECONDS,
             read=[*program.files, place],
             directory=place,
-            output=segi_judge.MOST_OUTPUT,
+            output=segi_judge.MAX_OUTPUT_BYTES,
         )
         if result.fault:
             raise segi_judge.PackageError(f"no input {number} was made", result.fault.message)
@@ -408,7 +412,7 @@ class Judge:
         made.write_bytes(result.stdout)
         return made
 
-    def _find_output(self, number: int, source: Path) -> Path:
+    def _find_or_make_output(self, number: int, source: Path) -> Path:
         """Return the output of a case, which the official solution makes where there is none."""
         task = self.task
         path = task.root / "output" / f"output{number}.txt"
@@ -425,7 +429,7 @@ class Judge:
         made.write_bytes(ran.output)
         return made
 
-    def _run_batch(self, solution: segi.Solution, source: Path) -> segi_judge.Ran:
+    def _run_batch(self, solution: segi.Solution, source: Path) -> segi_judge.RunOutput:
         return segi_judge.run_with_files(solution, source, *self._find_names(), self.limits)
 
     def _find_names(self) -> tuple[str, str]:
@@ -437,7 +441,7 @@ class Judge:
         return given, printed
 
     def _judge_case(self, number: int, solution: segi.Solution) -> Outcome:
-        source = self.find_input(number)
+        source = self.find_or_make_input(number)
         if self.task.manager is not None:
             return self._run_manager(number, solution, source)
         if self.task.controller is not None:
@@ -453,10 +457,10 @@ class Judge:
         file = next((each for each in files if each.name in names), None)
         if file is None:
             return Outcome(segi.Judgement("wrong_answer", f"{names[0]} is missing"))
-        return self._compare(number, self.find_input(number), file.read_bytes())
+        return self._compare(number, self.find_or_make_input(number), file.read_bytes())
 
     def _compare(self, number: int, source: Path, printed: bytes) -> Outcome:
-        expected = self._find_output(number, source)
+        expected = self._find_or_make_output(number, source)
         if self.task.checker is None:
             judgement = segi.compare_exact(_strip(printed), _strip(expected.read_bytes()))
             return Outcome(judgement, float(judgement.is_accepted))
@@ -478,7 +482,7 @@ class Judge:
         manager, place = self.build_package_program(task.manager), segi.make_directory()
         shutil.copyfile(source, place / "input.txt")
         count = task.processes
-        has_stub = any(file.stem == "stub" for file in task.list_beside("stub"))
+        has_stub = any(file.stem == "stub" for file in task.list_grader_files("stub"))
         kind = str(task.metadata.get("user_io", "fifo_io" if has_stub else "std_io"))
         fifos = []
         for _ in range(count):
@@ -500,7 +504,7 @@ class Judge:
         failures: list[segi.RunError] = []
         with segi.start(
             [*manager.command, *(path for pair in fifos for path in reversed(pair))],
-            time=segi_judge.PROGRAM_TIME,
+            time=segi_judge.PACKAGE_PROGRAM_CPU_SECONDS,
             wall=limits["wall"] + 10,
             read=[*manager.files, *(pair[0].parent for pair in fifos)],
             write=[place],
@@ -602,11 +606,12 @@ class Judge:
             return True
 
         words = [sys.executable, "-IS", "-c", _OPEN_FIFOS, str(len(pairs)), *map(str, pairs)]
+        cpu, memory = map(task.read_number, ("controller_time_limit", "controller_memory_limit"))
         with segi.start(
             [*words, *controller.command],
-            time=task.read_number("controller_time_limit") or segi_judge.PROGRAM_TIME,
-            wall=wall + segi_judge.PROGRAM_TIME,
-            memory=segi_judge.choose_memory(task.read_number("controller_memory_limit")),
+            time=cpu or segi_judge.PACKAGE_PROGRAM_CPU_SECONDS,
+            wall=wall + segi_judge.PACKAGE_PROGRAM_CPU_SECONDS,
+            memory=segi_judge.choose_memory_limit_bytes(memory),
             read=[*controller.files, fifos],
             write=[place],
             directory=place,
@@ -679,9 +684,11 @@ def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
     return Judge(Task(root), options).run()
 
 
-def prepare(root: Path, options: segi_judge.Options) -> segi_judge.Prepared | None:
+def prepare_submission(
+    root: Path, options: segi_judge.Options
+) -> segi_judge.PreparedSubmission | None:
     """Build the submission to run on any input. Raises: PackageError, RunError."""
-    return Judge(Task(root), options).prepare()
+    return Judge(Task(root), options).prepare_submission()
 
 
 def build_programs(root: Path) -> None:
@@ -690,16 +697,16 @@ def build_programs(root: Path) -> None:
     Raises: PackageError, RunError.
     """
     task = Task(root)
-    judge = Judge(task, segi_judge.Options(None, explains=False))
+    judge = Judge(task, segi_judge.Options(None, reveals_secret_cases=False))
     place = Path(os.environ["TEMPORARY_DIRECTORY"])
     for program in (task.checker, task.manager, task.controller):
         if program is not None:
             judge.build_package_program(program)
     for number in range(len(task.cases)):
-        files = {f"input/input{number}.txt": judge.find_input(number)}
+        files = {f"input/input{number}.txt": judge.find_or_make_input(number)}
         if task.manager is None and task.controller is None:
             source = files[f"input/input{number}.txt"]
-            files[f"output/output{number}.txt"] = judge._find_output(number, source)
+            files[f"output/output{number}.txt"] = judge._find_or_make_output(number, source)
         for name, made in files.items():
             if made.is_relative_to(place):
                 (root / name).parent.mkdir(exist_ok=True)
@@ -716,14 +723,14 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
     path = task.find_program("gen/validator", "gen/valida")
     if path is None:
         return
-    judge = Judge(task, segi_judge.Options(None, explains=True))
+    judge = Judge(task, segi_judge.Options(None, reveals_secret_cases=True))
     for case, number in sorted(task.owners.items()):
-        program, source = judge.build_package_program(path), judge.find_input(case)
+        program, source = judge.build_package_program(path), judge.find_or_make_input(case)
         found = segi_judge.run_validator(program, source, [str(number)], by_path=True)
         yield f"{case:03}", found
 
 
-def list_reference_submissions(root: Path) -> segi_judge.Listing:
+def list_reference_submissions(root: Path) -> segi_judge.ReferenceListing:
     """Return the programs of `sol/`: official solutions, and what comments of others say."""
     task = Task(root)
     maximum = sum(subtask.points for subtask in task.subtasks)
@@ -736,7 +743,8 @@ def list_reference_submissions(root: Path) -> segi_judge.Listing:
             for path in sorted((root / "output").glob(f"output{number}.txt"))
         ]
         full = (maximum, maximum)
-        return segi_judge.Listing([segi_judge.ReferenceSubmission(given, ["accepted"], None, full)])
+        reference = segi_judge.ReferenceSubmission(given, ["accepted"], None, full)
+        return segi_judge.ReferenceListing([reference])
     for file in files:
         # Also those in languages that the judge does not know, which `check` skips.
         is_program = file.suffix and file.suffix not in _HEADERS and file.is_file()
@@ -767,4 +775,4 @@ def list_reference_submissions(root: Path) -> segi_judge.Listing:
                 [str(file.relative_to(root))], permitted, required, reached
             )
         )
-    return segi_judge.Listing(references)
+    return segi_judge.ReferenceListing(references)

@@ -1,7 +1,7 @@
 """Judge for problem packages as they are: what `tawebeval-judge` runs, and what all formats share.
 
 Each module of a format has five functions: `judge` builds the submission, runs the cases and
-returns a `Total`; `prepare` builds it to run on an input of its author's own;
+returns a `Total`; `prepare_submission` builds it to run on an input of its author's own;
 `build_programs` builds what `judge` needs of the package, which `--build` keeps;
 `list_reference_submissions` returns the submissions of the package and what it says of each;
 `check_inputs` yields what the package's validators say of its inputs. Programs of the package
@@ -36,14 +36,14 @@ FORMATS = (
     ("task.yaml.orig", "segi_cms", "task-maker"),
 )
 """The file that shows the format of a package, the module, and the name of the format."""
-DEFAULT_TIME = 10.0
+DEFAULT_CASE_CPU_SECONDS = 10.0
 """Seconds of processor time of a case, if neither the package nor --time says how many."""
-MOST_OUTPUT = 64 * segi.MIB
+MAX_OUTPUT_BYTES = 64 * segi.MIB
 """Bytes that the judge holds in its memory of what a submission has printed."""
 _MOST_SHOWN = 64 * 1024  # bytes of each output of a run on an own input
 _BUILT = ".tawebeval-build"  # the directory of a package with what `--build` has built
 _programs: dict[str, segi.Solution] = {}  # those of the package, by path
-PROGRAM_TIME = 60.0
+PACKAGE_PROGRAM_CPU_SECONDS = 60.0
 """Seconds of processor time of a program of the package."""
 
 _C = ("-O2", "-w", "-o", "{build}/solution", "{source}", "-lm")
@@ -75,7 +75,7 @@ class Options(NamedTuple):
 
     time: float | None
     """Seconds of processor time of a case, in place of the package's."""
-    explains: bool
+    reveals_secret_cases: bool
     """Whether to send messages and excerpts of secret cases, too."""
 
 
@@ -104,7 +104,7 @@ class ReferenceSubmission(NamedTuple):
     """The lowest and the highest score."""
 
 
-class Listing(NamedTuple):
+class ReferenceListing(NamedTuple):
     """The reference submissions of a package.
 
     If the package has no limit of time, `multiplier` is the number by which to multiply the time of
@@ -128,8 +128,8 @@ class Report:
         if not total:
             raise PackageError("the package has no cases")
         self._total, self._done = total, 0
-        self._explains = options.explains
-        self._shows_expected = shows_expected or options.explains
+        self._reveals_secret_cases = options.reveals_secret_cases
+        self._shows_expected = shows_expected or options.reveals_secret_cases
 
     def send_case(
         self,
@@ -148,7 +148,7 @@ class Report:
         """
         points = judgement.points if points is None else points
         shown = judgement
-        if is_secret and not self._explains:
+        if is_secret and not self._reveals_secret_cases:
             shown = segi.Judgement(judgement.verdict, message)
         segi.send_case(name, shown, result, points=points, show_expected=self._shows_expected)
         self._done += 1
@@ -157,12 +157,12 @@ class Report:
             why = shown.message or "run `tawebeval check` to see why"
             raise PackageError(f"the package cannot judge the case {name}: {why}")
 
-    def send_fault(self, fault: segi.Judgement) -> None:
+    def send_build_fault(self, fault: segi.Judgement) -> None:
         """Send why the submission was not built; that is no case of the package."""
         segi.send_case("build", fault)
 
 
-def send_part(name: str, score: float, maximum: float | None) -> None:
+def send_subtask_result(name: str, score: float, maximum: float | None) -> None:
     """Send a subtask: its score, and the goal to reach its maximum."""
     segi.send({"type": "score", "goal": name, "score": score, "maximum": maximum})
     if maximum:  # without points, all submissions would reach it
@@ -190,12 +190,12 @@ def find_files() -> list[Path]:
     return [Path(os.environ[name]) for name in names]
 
 
-def find_ending(path: Path) -> str:
+def normalize_extension(path: Path) -> str:
     """Return the key of `LANGUAGES` for a file, or its own ending, in lower case."""
     return ".cpp" if path.suffix == ".C" else segi.find_ending(path)
 
 
-def build(
+def build_sources(
     files: Sequence[Path],
     options: Options | None = None,
     *,
@@ -235,12 +235,12 @@ def _build(
             shutil.copyfile(file, target)
     # The names of the submission come first; a file of `extra` may be the main one, too.
     names = list(dict.fromkeys(file.name for file in (*files, *extra)))
-    sources = [place / name for name in names if find_ending(place / name) in LANGUAGES]
-    if not any(find_ending(file) in LANGUAGES for file in files):
+    sources = [place / name for name in names if normalize_extension(place / name) in LANGUAGES]
+    if not any(normalize_extension(file) in LANGUAGES for file in files):
         found = ", ".join(file.name for file in files)
         if options is None:
             raise PackageError(f"{found}: no file is in a known language")
-        if options.explains:
+        if options.reveals_secret_cases:
             segi.cannot_judge(
                 Path(names[0]).suffix, f"tawebeval-judge does not know the language of {found}"
             )
@@ -255,11 +255,12 @@ def _build(
         source = (mains or sources)[0]
     else:
         source = place / main
-    ending = find_ending(source)
+    ending = normalize_extension(source)
     if ending == ".py" and re.match(rb"#!.*python2", source.read_bytes()):
         segi.cannot_judge("python2", f"This machine has no Python 2 for {source.name}.")
     language = LANGUAGES[ending]
-    others = [_escape(each) for each in sources if find_ending(each) == ending and each != source]
+    same = (each for each in sources if normalize_extension(each) == ending)
+    others = [_escape(each) for each in same if each != source]
     if ending in (".c", ".cpp"):
         at = language.build.index("{source}")
         words = (*language.build[:at], *others, f"-I{_escape(place)}", *language.build[at:])
@@ -281,15 +282,15 @@ def _list_others(place: Path, source: Path) -> list[Path]:
     return [path for path in place.iterdir() if path != source or source.suffix == ".java"]
 
 
-def build_program(path: Path, extra: Iterable[Path] = ()) -> segi.Solution:
+def build_package_program(path: Path, extra: Iterable[Path] = ()) -> segi.Solution:
     """Build a program of the package: a file, or a directory, maybe with scripts `build` and `run`.
 
     Raises: PackageError.
     """
     if not path.is_dir():
-        return build([path], extra=extra)
+        return build_sources([path], extra=extra)
     if not (path / "build").exists() and not (path / "run").exists():
-        return build(sorted(path.iterdir()), extra=extra)
+        return build_sources(sorted(path.iterdir()), extra=extra)
     return _reuse(path, lambda: _build_by_script(path))
 
 
@@ -297,9 +298,8 @@ def _build_by_script(path: Path) -> segi.Solution:
     place = segi.make_directory() / path.name
     shutil.copytree(path, place)
     if (place / "build").exists():
-        result = segi.run(
-            ["./build"], directory=place, write=[place], time=PROGRAM_TIME, output=segi.MIB
-        )
+        own: Any = {"directory": place, "write": [place], "output": segi.MIB}
+        result = segi.run(["./build"], time=PACKAGE_PROGRAM_CPU_SECONDS, **own)
         if result.fault:
             text = result.stderr.decode(errors="replace")[-1000:]
             raise PackageError(f"{path.name}/build failed", f"{result.fault.message}\n{text}")
@@ -308,7 +308,7 @@ def _build_by_script(path: Path) -> segi.Solution:
     return segi.Solution([str(place / "run")], [place])
 
 
-class Ran(NamedTuple):
+class RunOutput(NamedTuple):
     """What a submission has printed or written, unless `fault` says why not."""
 
     output: bytes
@@ -317,31 +317,31 @@ class Ran(NamedTuple):
 
 
 def run_with_files(
-    solution: segi.Solution, source: Path, input_name: str, output_name: str, limits: Any
-) -> Ran:
+    solution: segi.Solution, source: Path, input_name: str, output_name: str, run_options: Any
+) -> RunOutput:
     """Run a submission that reads and writes files of these names; "" is stdin or stdout."""
     if not input_name and not output_name:
-        result = solution.run(source, **limits)
-        return Ran(result.stdout, result.fault, result)
+        result = solution.run(source, **run_options)
+        return RunOutput(result.stdout, result.fault, result)
     place = segi.make_directory()
     if input_name:
         shutil.copyfile(source, place / input_name)
-    own: Any = {**limits, "write": [place], "directory": place}
+    own: Any = {**run_options, "write": [place], "directory": place}
     result = solution.run(b"" if input_name else source, **own)
     if result.fault or not output_name:
-        return Ran(result.stdout, result.fault, result)
-    output = segi.read_output(place / output_name, MOST_OUTPUT)
+        return RunOutput(result.stdout, result.fault, result)
+    output = segi.read_output(place / output_name, MAX_OUTPUT_BYTES)
     for name in (input_name, output_name):  # of many cases, they would fill the disk
         with suppress(OSError):
             (place / name).unlink()
-    return Ran(output.content, output.fault, result)
+    return RunOutput(output.content, output.fault, result)
 
 
-class Prepared(NamedTuple):
-    """A submission, with its limits and the names of its files as `run_with_files` has them."""
+class PreparedSubmission(NamedTuple):
+    """A submission, with its options and the names of its files as `run_with_files` has them."""
 
     solution: segi.Solution
-    limits: Any
+    run_options: Any
     input_name: str = ""
     output_name: str = ""
 
@@ -351,13 +351,13 @@ def run_own_input(module: Any, root: Path, options: Options, source: Path) -> No
 
     Raises: PackageError, RunError.
     """
-    prepared: Prepared | None = module.prepare(root, options)
+    prepared: PreparedSubmission | None = module.prepare_submission(root, options)
     if prepared is None:
         raise PackageError("submissions for this package do not run on an input alone")
     if prepared.solution.fault:
         return segi.send_case("build", prepared.solution.fault)
     ran = run_with_files(
-        prepared.solution, source, prepared.input_name, prepared.output_name, prepared.limits
+        prepared.solution, source, prepared.input_name, prepared.output_name, prepared.run_options
     )
     parts = [ran.output or ran.result.stdout, ran.result.stderr]
     if ran.fault:
@@ -370,12 +370,12 @@ def run_own_input(module: Any, root: Path, options: Options, source: Path) -> No
 def run_checker(checker: segi.Solution, files: Sequence[Path]) -> segi.Result:
     """Run a checker of the package, whose arguments are files that it reads. Raises: RunError."""
     words: list[str | Path] = [*checker.command, *files]
-    return segi.run(words, time=PROGRAM_TIME, read=[*checker.files, *files])
+    return segi.run(words, time=PACKAGE_PROGRAM_CPU_SECONDS, read=[*checker.files, *files])
 
 
-def compute_wall(time: float) -> float:
+def compute_interaction_wall_seconds(time: float) -> float:
     """Return the seconds for an interactor and a submission that has `time` seconds of its own."""
-    return 5 * time + PROGRAM_TIME + 10
+    return 5 * time + PACKAGE_PROGRAM_CPU_SECONDS + 10
 
 
 def run_validator(
@@ -390,14 +390,15 @@ def run_validator(
     given = [source] if by_path else []
     words: list[str | Path] = [*program.command, *given, *arguments]
     files = [*program.files, *given]
-    result = segi.run(words, b"" if by_path else source, time=PROGRAM_TIME, read=files)
+    stdin = b"" if by_path else source
+    result = segi.run(words, stdin, time=PACKAGE_PROGRAM_CPU_SECONDS, read=files)
     if result.reason is None and result.exit_status == accept:
         return segi.ACCEPTED
     text = (result.stdout + b" " + result.stderr).decode(errors="replace").strip()
     return segi.Judgement("wrong_answer", text[-200:] or f"exit status {result.exit_status}")
 
 
-def measure_memory() -> int | None:
+def read_memory_limit_bytes() -> int | None:
     """Return how many bytes a program may use in this evaluation; None if nothing says it.
 
     A run without a limit of memory finds it in the limits of its processes.
@@ -410,14 +411,14 @@ def measure_memory() -> int | None:
     return None
 
 
-def choose_memory(wanted: float | None) -> int | None:
+def choose_memory_limit_bytes(wanted: float | None) -> int | None:
     """Return the limit of a program that wants so many MiB; None for that of the evaluation.
 
     A limit above that of the evaluation would end the evaluation in place of the program.
     """
     if wanted is None:
         return None
-    most = measure_memory()
+    most = read_memory_limit_bytes()
     memory = int(wanted * segi.MIB)
     return memory if most is None else min(memory, most)
 
@@ -456,7 +457,7 @@ _OPTIONS = {
 }
 
 
-def fail(message: str) -> NoReturn:
+def exit_with_error(message: str) -> NoReturn:
     """End the evaluator with an error."""
     sys.stdout.flush()
     sys.exit(f"tawebeval-judge: {message}")
@@ -500,7 +501,7 @@ def main() -> None:
                 segi.send_case(name, judgement)
             return
         if words.list:
-            listing: Listing = module.list_reference_submissions(root)
+            listing: ReferenceListing = module.list_reference_submissions(root)
             references = [reference._asdict() for reference in listing.references]
             segi.send({"type": "references", **listing._asdict(), "references": references})
             return
@@ -512,9 +513,9 @@ def main() -> None:
     except PackageError as error:
         shows = words.explain or words.inputs
         why = error.detail if shows else "run `tawebeval check` to see why"
-        fail(f"{error}: {why}" if error.detail else str(error))
+        exit_with_error(f"{error}: {why}" if error.detail else str(error))
     except (segi.RunError, OSError, ValueError, ArithmeticError, RecursionError) as error:
-        fail(str(error))
+        exit_with_error(str(error))
     segi.send_goal("accepted", total.is_accepted)
     if total.score is not None:
         if total.maximum is not None:

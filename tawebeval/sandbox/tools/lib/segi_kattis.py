@@ -171,7 +171,7 @@ class Problem:
                     path.write_bytes(new)
 
     @property
-    def time(self) -> float | None:
+    def time_limit_seconds(self) -> float | None:
         """Seconds of processor time of a case; None if the package has no limit."""
         limit = self.read_limit("time_limit")
         for name, pattern in (
@@ -184,7 +184,7 @@ class Problem:
                 limit = found and found[1]
         return None if limit is None else segi_judge.read_number(limit, "the limit of time")
 
-    def find_validators(self) -> list[Path]:
+    def find_output_validators(self) -> list[Path]:
         """Return the paths of the output validators, none for the default one."""
         found = []
         for name in ("output_validator", "output_validators"):
@@ -335,31 +335,33 @@ class Judge:
         self.report = segi_judge.Report(len(cases), options)
         self.validators: list[segi.Solution] = []
         self.solution = segi.Solution((), ())
-        self.time = options.time or problem.time or segi_judge.DEFAULT_TIME
-        self.memory = segi_judge.choose_memory(problem.memory)
+        limit = options.time or problem.time_limit_seconds
+        self.time = limit or segi_judge.DEFAULT_CASE_CPU_SECONDS
+        self.memory = segi_judge.choose_memory_limit_bytes(problem.memory)
         self.verdicts: dict[str, str] = {}  # of groups
 
     def run(self) -> segi_judge.Total:
         """Judge all cases. Raises: PackageError, RunError."""
         files = segi_judge.find_files()
-        if self.options.explains:  # it may be a submission of the package, which has constants, too
+        is_for_author = self.options.reveals_secret_cases
+        if is_for_author:  # it may be a submission of the package, which has constants, too
             place = segi.make_directory()
             files = [Path(shutil.copyfile(file, place / file.name)) for file in files]
             self.problem.replace_constants(files)
-        is_program = segi_judge.find_ending(files[0]) in segi_judge.LANGUAGES
-        if "submit-answer" in self.problem.kinds and not (self.options.explains and is_program):
+        is_program = segi_judge.normalize_extension(files[0]) in segi_judge.LANGUAGES
+        if "submit-answer" in self.problem.kinds and not (is_for_author and is_program):
             self.answers = files
         else:
             self.solution = self._build_submission(files)
         if self.solution.fault:
             cases = list(self.root_group.list_cases())
             fault = self.solution.fault
-            self.report.send_fault(fault)
+            self.report.send_build_fault(fault)
             for case in cases:
                 self.report.send_case(case.name, segi.Judgement("skipped"))
             return self._make_total([Outcome(fault.verdict, 0.0)])
         self.validators = [
-            segi_judge.build_program(path) for path in self.problem.find_validators()
+            segi_judge.build_package_program(path) for path in self.problem.find_output_validators()
         ]
         scoring = _read_scoring(self.root_group, self.problem)
         outcomes: list[Outcome] = []
@@ -370,17 +372,17 @@ class Judge:
                 outcomes.append(self._judge_group(group))
         return self._make_total(outcomes)
 
-    def prepare(self) -> segi_judge.Prepared | None:
+    def prepare_submission(self) -> segi_judge.PreparedSubmission | None:
         """Build the submission to run on any input. Raises: PackageError, RunError."""
         if self.problem.kinds & {"interactive", "multi-pass", "submit-answer"}:
             return None
         self.solution = self._build_submission(segi_judge.find_files())
         limits = None if self.solution.fault else self._make_limits()
-        return segi_judge.Prepared(self.solution, limits)
+        return segi_judge.PreparedSubmission(self.solution, limits)
 
     def _build_submission(self, files: Sequence[Path]) -> segi.Solution:
         includes = _find_includes(self.problem.root, files[0])
-        return segi_judge.build(files, self.options, extra=includes)
+        return segi_judge.build_sources(files, self.options, extra=includes)
 
     def _make_total(self, outcomes: list[Outcome]) -> segi_judge.Total:
         is_accepted = all(outcome.is_accepted for outcome in outcomes)
@@ -421,7 +423,7 @@ class Judge:
             score = outcome.score if outcome.is_accepted else 0.0
             name = group.name.removeprefix("secret/")
             if not group.name.startswith("sample/"):
-                segi_judge.send_part(name, score, scoring.maximum)
+                segi_judge.send_subtask_result(name, score, scoring.maximum)
         return outcome
 
     def _judge_case(self, case: Case, group: Group, scoring: Scoring) -> Outcome:
@@ -478,8 +480,10 @@ class Judge:
         self, case: Case, source: Path, flags: list[str], arguments: list[str], feedback: Path
     ) -> tuple[segi.Judgement, segi.Result | None]:
         trusted: Any = {
-            "time": self.problem.read_limit("validation_time", segi_judge.PROGRAM_TIME),
-            "wall": segi_judge.compute_wall(self.time),
+            "time": self.problem.read_limit(
+                "validation_time", segi_judge.PACKAGE_PROGRAM_CPU_SECONDS
+            ),
+            "wall": segi_judge.compute_interaction_wall_seconds(self.time),
             "read": [source, case.answer],
             "write": [feedback],
         }
@@ -519,7 +523,7 @@ class Judge:
         limits: Any = {
             "time": self.time,
             "memory": self.memory,
-            "output": min(self.problem.output, segi_judge.MOST_OUTPUT),
+            "output": min(self.problem.output, segi_judge.MAX_OUTPUT_BYTES),
             "file_size": self.problem.output,
             # Where the files of the submission are, maybe with those of the case.
             "directory": self.solution.files[-1],
@@ -648,7 +652,7 @@ def compare_outputs(printed: bytes, expected: bytes, flags: list[str]) -> segi.J
 
 def _find_includes(root: Path, source: Path) -> list[Path]:
     """Return the files that are added to a submission in the language of `source`."""
-    ending = segi_judge.find_ending(source)
+    ending = segi_judge.normalize_extension(source)
     names = ("default", *(_PYTHONS if ending == ".py" else _INCLUDES.get(ending, ())))
     directories = [root / "include" / name for name in names]
     return [
@@ -664,15 +668,17 @@ def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
     return Judge(Problem(root), options).run()
 
 
-def prepare(root: Path, options: segi_judge.Options) -> segi_judge.Prepared | None:
+def prepare_submission(
+    root: Path, options: segi_judge.Options
+) -> segi_judge.PreparedSubmission | None:
     """Build the submission to run on any input. Raises: PackageError, RunError."""
-    return Judge(Problem(root), options).prepare()
+    return Judge(Problem(root), options).prepare_submission()
 
 
 def build_programs(root: Path) -> None:
     """Build the output validators. Raises: PackageError, RunError."""
-    for path in Problem(root).find_validators():
-        segi_judge.build_program(path)
+    for path in Problem(root).find_output_validators():
+        segi_judge.build_package_program(path)
 
 
 def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
@@ -685,9 +691,9 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
         path
         for name in ("input_validators", "input_format_validators")
         for path in sorted((root / name).glob("*"))
-        if path.is_dir() or segi_judge.find_ending(path) in segi_judge.LANGUAGES
+        if path.is_dir() or segi_judge.normalize_extension(path) in segi_judge.LANGUAGES
     ]
-    programs = [(path.name, segi_judge.build_program(path)) for path in paths]
+    programs = [(path.name, segi_judge.build_package_program(path)) for path in paths]
     for group, case in problem.read_groups().list_cases_with_groups() if programs else ():
         settings = {**group.settings, **_read_mapping(case.input.with_suffix(".yaml"))}
         given = settings.get("input_validator_args", settings.get("input_validator_flags", ""))
@@ -727,7 +733,7 @@ def _find_expected_results(source: Path) -> Mapping[str, Any]:
     return {"permitted": list(dict.fromkeys(["AC", *codes])), "required": codes}
 
 
-def list_reference_submissions(root: Path) -> segi_judge.Listing:
+def list_reference_submissions(root: Path) -> segi_judge.ReferenceListing:
     """Return the submissions below `submissions/`. Raises: PackageError."""
     problem = Problem(root)
     top = root / "submissions"
@@ -776,8 +782,8 @@ def list_reference_submissions(root: Path) -> segi_judge.Listing:
         raise segi_judge.PackageError(f"problem.yaml: time_multipliers are {margins!r}, no mapping")
     default = 5.0 if problem.is_legacy else 2.0
     multiplier = problem.read_limit("time_multiplier", margins.get("ac_to_time_limit", default))
-    return segi_judge.Listing(
+    return segi_judge.ReferenceListing(
         references,
-        multiplier if problem.time is None else None,
+        multiplier if problem.time_limit_seconds is None else None,
         problem.read_limit("time_resolution", 1.0),
     )

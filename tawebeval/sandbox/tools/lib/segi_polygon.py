@@ -46,7 +46,7 @@ class Group(NamedTuple):
     """A group of tests: its points count together or for each test, and after other groups."""
 
     points: float
-    is_complete: bool
+    is_all_or_nothing: bool
     dependencies: Sequence[str]
 
 
@@ -69,7 +69,7 @@ class Problem:
         self.input_name = judging.get("input-file", "")
         self.output_name = judging.get("output-file", "")
         testset = next((each for each in testsets if each.get("name") == "tests"), testsets[0])
-        self.time = float(testset.findtext("time-limit", "10000")) / 1000
+        self.time_limit_seconds = float(testset.findtext("time-limit", "10000")) / 1000
         self.memory = float(testset.findtext("memory-limit", "268435456")) / segi.MIB
         self.tests = self._read_tests(testset)
         self.groups = {
@@ -117,7 +117,7 @@ class Problem:
                 found.append(path)
         return [path for path in found if path.is_file()]
 
-    def check_tests(self) -> None:
+    def check_test_files(self) -> None:
         """Check that the package has all tests. Raises: PackageError."""
         missing = [
             path for test in self.tests for path in (test.input, test.answer) if not path.exists()
@@ -134,12 +134,12 @@ class Judge:
 
     def __init__(self, problem: Problem, options: segi_judge.Options) -> None:
         self.problem, self.options = problem, options
-        problem.check_tests()
+        problem.check_test_files()
         self.report = segi_judge.Report(len(problem.tests), options)
         self.limits: Any = {
-            "time": options.time or problem.time,
-            "memory": segi_judge.choose_memory(problem.memory),
-            "output": segi_judge.MOST_OUTPUT,
+            "time": options.time or problem.time_limit_seconds,
+            "memory": segi_judge.choose_memory_limit_bytes(problem.memory),
+            "output": segi_judge.MAX_OUTPUT_BYTES,
         }
         self.solution = segi.Solution((), ())
         self.checker = segi.Solution((), ())
@@ -150,7 +150,7 @@ class Judge:
         problem = self.problem
         self.solution = self._build_submission()
         if self.solution.fault:
-            self.report.send_fault(self.solution.fault)
+            self.report.send_build_fault(self.solution.fault)
         else:
             self.checker, self.interactor = _build_own(problem)
         has_points = any(test.points is not None for test in problem.tests) or any(
@@ -165,7 +165,7 @@ class Judge:
         for name, tests in groups.items():
             group = problem.groups.get(name, Group(0, bool(name), ()))
             runs = not self.solution.fault and passed.issuperset(group.dependencies)
-            stops = group.is_complete if has_points else True
+            stops = group.is_all_or_nothing if has_points else True
             earned, is_passed = self._judge_tests(
                 tests, runs=runs and (has_points or is_accepted), stops=stops and bool(name)
             )
@@ -173,29 +173,29 @@ class Judge:
                 passed.add(name)
             is_accepted = is_accepted and is_passed
             most = sum(test.points or 0 for test in tests) or group.points
-            if name and group.is_complete:
+            if name and group.is_all_or_nothing:
                 earned = most if is_passed else 0.0
             if name and has_points:
-                segi_judge.send_part(f"group {name}", earned, most)
+                segi_judge.send_subtask_result(f"group {name}", earned, most)
             score, maximum = score + earned, maximum + most
         if has_points:
             return segi_judge.Total(is_accepted, score, maximum)
         return segi_judge.Total(is_accepted, score or None)
 
     def _build_submission(self) -> segi.Solution:
-        return segi_judge.build(
+        return segi_judge.build_sources(
             segi_judge.find_files(),
             self.options,
             extra=self.problem.list_resources(for_solution=True),
         )
 
-    def prepare(self) -> segi_judge.Prepared | None:
+    def prepare_submission(self) -> segi_judge.PreparedSubmission | None:
         """Build the submission to run on any input. Raises: PackageError, RunError."""
         problem = self.problem
         if problem.find_source("interactor") is not None:
             return None
         names = problem.input_name, problem.output_name
-        return segi_judge.Prepared(self._build_submission(), self.limits, *names)
+        return segi_judge.PreparedSubmission(self._build_submission(), self.limits, *names)
 
     def _judge_tests(self, tests: Sequence[Test], *, runs: bool, stops: bool) -> tuple[float, bool]:
         """Judge tests, if it `runs` any; return the points, and whether all are accepted."""
@@ -223,8 +223,8 @@ class Judge:
         output = place / "output"
         if self.interactor is not None:
             trusted: Any = {
-                "time": segi_judge.PROGRAM_TIME,
-                "wall": segi_judge.compute_wall(self.limits["time"]),
+                "time": segi_judge.PACKAGE_PROGRAM_CPU_SECONDS,
+                "wall": segi_judge.compute_interaction_wall_seconds(self.limits["time"]),
                 "output": None,
                 "read": [test.input, test.answer],
                 "write": [place],
@@ -261,9 +261,11 @@ def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
     return Judge(Problem(root), options).run()
 
 
-def prepare(root: Path, options: segi_judge.Options) -> segi_judge.Prepared | None:
+def prepare_submission(
+    root: Path, options: segi_judge.Options
+) -> segi_judge.PreparedSubmission | None:
     """Build the submission to run on any input. Raises: PackageError, RunError."""
-    return Judge(Problem(root), options).prepare()
+    return Judge(Problem(root), options).prepare_submission()
 
 
 def _build_own(problem: Problem) -> tuple[segi.Solution, segi.Solution | None]:
@@ -272,8 +274,10 @@ def _build_own(problem: Problem) -> tuple[segi.Solution, segi.Solution | None]:
     headers = problem.list_resources(for_solution=False)
     if checker is None:
         raise segi_judge.PackageError("problem.xml names no checker")
-    built = segi_judge.build([checker], extra=headers)
-    return built, None if interactor is None else segi_judge.build([interactor], extra=headers)
+    built = segi_judge.build_sources([checker], extra=headers)
+    if interactor is None:
+        return built, None
+    return built, segi_judge.build_sources([interactor], extra=headers)
 
 
 def build_programs(root: Path) -> None:
@@ -287,7 +291,8 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
     sources = problem.tree.findall("assets/validators/validator/source")
     headers = problem.list_resources(for_solution=False)
     validators = [
-        segi_judge.build([root / str(source.get("path"))], extra=headers) for source in sources
+        segi_judge.build_sources([root / str(source.get("path"))], extra=headers)
+        for source in sources
     ]
     for test in problem.tests if validators else ():
         words = ["--testset", "tests", *(["--group", test.group] if test.group else [])]
@@ -296,7 +301,7 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
         yield test.name, next(refused, segi.ACCEPTED)
 
 
-def list_reference_submissions(root: Path) -> segi_judge.Listing:
+def list_reference_submissions(root: Path) -> segi_judge.ReferenceListing:
     """Return the solutions that `problem.xml` names, with what their tags say."""
     problem = Problem(root)
     references = []
@@ -312,4 +317,4 @@ def list_reference_submissions(root: Path) -> segi_judge.Listing:
         references.append(
             segi_judge.ReferenceSubmission([str(source.get("path"))], permitted, _FAULTS.get(tag))
         )
-    return segi_judge.Listing(references)
+    return segi_judge.ReferenceListing(references)
