@@ -384,7 +384,7 @@ class SimulatedDaemon:
             ),
             limit_monitor=_Unwatched(),  # type: ignore[arg-type]
             event_memory=EventMemory(configuration.buffers.total),
-            unread_events=make_unread_events_share(configuration.buffers.disk),
+            unread_events_share=make_unread_events_share(configuration.buffers.disk),
             open_event_files=lambda _: MemoryEventFiles(),  # type: ignore[arg-type,return-value]
             read_wall_clock=lambda: _EPOCH + clock.seconds(),
         )

@@ -42,12 +42,12 @@ reactor: Any = installed
 class ReadEvents(EvaluationEvents):
     """Events that a client reads and acknowledges who keeps up."""
 
-    def announce(self) -> None:
+    def notify_readers(self) -> None:
         """Count new events, and read them."""
-        super().announce()
-        while self.log.begin_cursor < self.log.end_cursor:
-            batch = self.read_now(self.log.begin_cursor, 256 * 1024)
-            self.acknowledge(self.log.begin_cursor + batch.count)
+        super().notify_readers()
+        while self.event_log.begin_cursor < self.event_log.end_cursor:
+            batch = self.read_now(self.event_log.begin_cursor, 256 * 1024)
+            self.acknowledge(self.event_log.begin_cursor + batch.count)
 
 
 class MeasuredRun(Run):
@@ -91,7 +91,7 @@ def _measure(folder: Path) -> None:
         sandbox=sandbox,
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(_CAPACITY),
-        unread_events=make_unread_events_share(2**40),
+        unread_events_share=make_unread_events_share(2**40),
     )
     stdout = RecordedStdout(
         EventLog(context.event_memory),
@@ -99,8 +99,8 @@ def _measure(folder: Path) -> None:
         Markers.generate(os.urandom),
         time.time,
     )
-    slots, share = context.segment_load_slots, context.unread_events
-    events = ReadEvents(stdout.log, "", "some", threads, slots, share, stdout)
+    slots, share = context.segment_load_slots, context.unread_events_share
+    events = ReadEvents(stdout.event_log, "", "some", threads, slots, share, stdout)
     request = EvaluationRequest(Repository("file:///"), "", "", "", 0, ())
     run = MeasuredRun(
         context,

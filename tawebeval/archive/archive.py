@@ -70,7 +70,7 @@ class ArchiveRows(Protocol):
     """The rows of archived evaluations in the store. The methods may raise ServerBusy."""
 
     async def find_archived(self, identifier: str) -> Any:
-        """Return the row, with `caller` and `archived.event_count`; None if there is none."""
+        """Return the row, with `caller` and `archive_record.event_count`; None if there is none."""
 
     async def list_oldest_archived(
         self, max_count: int, *, caller: str | None = None, ended_before: float = math.inf
@@ -404,7 +404,7 @@ class EvaluationArchive:
         if row is None:
             return None
         path, call_reader = self._locate(identifier, "jsonl"), partial(self._call_reader, caller)
-        return ArchivedEvents(row.archived.event_count, identifier, path, call_reader)
+        return ArchivedEvents(row.archive_record.event_count, identifier, path, call_reader)
 
     async def read_submission(
         self, identifier: str, caller: str, read: Callable[[Path], T]

@@ -58,7 +58,7 @@ from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
 from tawebeval.evaluations.context import (
     EvaluationContext,
-    FixedCheckout,
+    FixedCheckoutSource,
     make_unread_events_share,
 )
 from tawebeval.evaluations.lifecycle import Evaluation
@@ -194,7 +194,7 @@ async def read_pages(
     while True:
         begin = int(after or 0)
         batch = await events.read(begin, limit)
-        page = make_page(events.log, after, batch)
+        page = make_page(events.event_log, after, batch)
         if page.events.count:
             yield parse_page(page.encode_json(), after)
             events.acknowledge(begin + page.events.count)
@@ -306,11 +306,11 @@ def open_runner(
                 clock=reactor,
                 generate_random_bytes=os.urandom,
                 worker_threads=threads,
-                checkout_source=FixedCheckout(checkout, tree_limits.check_tree),
+                checkout_source=FixedCheckoutSource(checkout, tree_limits.check_tree),
                 sandbox=open_sandbox(configuration, accounts, cgroups, launcher),
                 limit_monitor=LimitMonitor(reactor, threads, threads),
                 event_memory=EventMemory(configuration.buffers.total),
-                unread_events=make_unread_events_share(configuration.buffers.disk),
+                unread_events_share=make_unread_events_share(configuration.buffers.disk),
             )
             drop_capabilities()
         if configuration.sandbox.kind == "none":
@@ -436,9 +436,9 @@ async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], obj
             show_page(page)
     finally:
         stop()  # stdout may have been lost
-        while not evaluation.cleanup_event.is_set:
+        while not evaluation.cleanup_completion.is_set:
             try:
-                await evaluation.cleanup_event.wait()
+                await evaluation.cleanup_completion.wait()
             except CancelledError:
                 on_cancel()
         await evaluation.events.discard()  # closes its files

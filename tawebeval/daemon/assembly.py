@@ -519,7 +519,7 @@ def build_registry(
         # The servers of one caller may be slow, so a caller has half of the slots at most.
         fetch_slots=FairQueue(fetches, running_per_caller=(fetches + 1) // 2),
         event_memory=EventMemory(configuration.buffers.total),
-        unread_events=make_unread_events_share(configuration.buffers.disk),
+        unread_events_share=make_unread_events_share(configuration.buffers.disk),
         store=base.store,
         archive=build_archive(base),
     )

@@ -135,7 +135,7 @@ class Readiness:
             if disk.fault is not None
         ]
         store = self._registry.context.store
-        if store is not None and store.problem is not None:
+        if store is not None and store.write_failure_reason is not None:
             found.append("evaluations cannot be stored; see the log")
         if self._tally.latest_machine_fault is not None:
             _, what = self._tally.latest_machine_fault
@@ -287,7 +287,7 @@ class DaemonMetrics(Collector):
         settings, may = context.configuration, "What they may take."
         yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.share.used)
         yield _gauge("buffered_limit_bytes", may, settings.buffers.total)
-        yield _gauge("event_disk_bytes", "Events on the disk.", context.unread_events.used)
+        yield _gauge("event_disk_bytes", "Events on the disk.", context.unread_events_share.used)
         yield _gauge("event_disk_limit_bytes", may, settings.buffers.disk)
         yield _gauge("uploaded_bytes", "Uploads on the disk.", uploads.used)
         yield _gauge("uploaded_limit_bytes", may, settings.limits.uploads)

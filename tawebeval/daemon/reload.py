@@ -28,7 +28,7 @@ from tawebeval.config import (
 from tawebeval.daemon.configuration import check_visible_paths, read_configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.run import KILL_GRACE
+from tawebeval.evaluations.run import KILL_GRACE_SECONDS
 from tawebeval.linux.privileges import ReloadableFiles, ReloadableFilesOwner
 from tawebeval.slurm.job import MAX_KILL_SECONDS
 
@@ -274,7 +274,7 @@ def compute_stop_timeout(configuration: Configuration) -> float:
 
 def compute_evaluation_end_timeout(configuration: Configuration) -> float:
     """Return the seconds in which an orderly stop ends evaluations, after the drain."""
-    seconds = KILL_GRACE + _END_MARGIN
+    seconds = KILL_GRACE_SECONDS + _END_MARGIN
     if configuration.runner.kind == "slurm":
         seconds += MAX_KILL_SECONDS
     return seconds

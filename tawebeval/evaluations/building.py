@@ -28,7 +28,7 @@ from tawebeval.core.events import EventMemory
 from tawebeval.core.form import ChosenLimits, EvaluationRequest, pack_request, parse_limits
 from tawebeval.deferreds import wait_despite_cancellation
 from tawebeval.errors import EvaluationFailure, FailureReason
-from tawebeval.evaluations.context import FixedCheckout, make_unread_events_share
+from tawebeval.evaluations.context import FixedCheckoutSource, make_unread_events_share
 from tawebeval.evaluations.lifecycle import Evaluation, make_log_fields
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.filetree import is_disk_full_error, remove_tree
@@ -143,14 +143,14 @@ async def build_tree(
         attrs.evolve(
             context,
             configuration=plan.configuration,
-            checkout_source=FixedCheckout(attrs.evolve(checkout, release=lambda: None)),
+            checkout_source=FixedCheckoutSource(attrs.evolve(checkout, release=lambda: None)),
             event_memory=EventMemory(plan.configuration.buffers.total),
-            unread_events=make_unread_events_share(plan.configuration.buffers.disk),
+            unread_events_share=make_unread_events_share(plan.configuration.buffers.disk),
             store=None,
             archive=None,
             counters=EvaluationCounters(),
         ),
-        take_tree=take,
+        on_tree_built=take,
     )
     try:
         await threads.run_in_thread(Workspace(upload).submission_directory.mkdir, parents=True)
@@ -170,7 +170,7 @@ async def build_tree(
             build.run.kill()
 
     try:
-        await wait_despite_cancellation(build.cleanup_event, stop)
+        await wait_despite_cancellation(build.cleanup_completion, stop)
     finally:
         await threads.run_in_thread(remove_tree, root)
     failure, result = build.details.failure or error, build.details.run_result

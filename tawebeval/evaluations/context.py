@@ -78,7 +78,7 @@ class CheckoutSource(Protocol):
 
 
 @attrs.define
-class FixedCheckout:
+class FixedCheckoutSource:
     """One checkout and its builds, in place of repositories.
 
     Builds are stored in directories of names that begin as that of the checkout. `check_tree(files,
@@ -124,9 +124,9 @@ class EvaluationContext:
     seconds since the epoch, `read_boot_clock()` in seconds since the boot. `fetch_slots` bounds
     fetches over a network, beside the run slots; `segment_load_slots` bounds events
     that are parsed again. `cleanup_queue` repeats removals that have failed.
-    `builds` are the builds that are running, by key; each ends with a failure, or None.
-    `event_room_condition` is notified when a caller no longer uses up its part of `unread_events`
-    or of the memory for newest events.
+    `running_builds` are the builds that are running, by key; each ends with a failure, or None.
+    `event_room_condition` is notified when a caller no longer uses up its part of
+    `unread_events_share` or of the memory for newest events.
     """
 
     configuration: Configuration
@@ -137,7 +137,7 @@ class EvaluationContext:
     sandbox: Sandbox
     limit_monitor: LimitMonitor
     event_memory: EventMemory
-    unread_events: Share
+    unread_events_share: Share
     store: EvaluationStore | None = None  # None for `tawebeval try`
     open_event_files: Callable[[Path], EventFiles] = EventFiles
     segment_load_slots: FairQueue = attrs.field(factory=make_segment_load_slots)
@@ -147,13 +147,13 @@ class EvaluationContext:
     counters: EvaluationCounters = attrs.field(factory=EvaluationCounters)
     archive: EvaluationArchive | None = None
     tracer: EvaluationTracer | None = None
-    builds: dict[str, OneShotEvent[EvaluationFailure | None]] = attrs.field(factory=dict)
+    running_builds: dict[str, OneShotEvent[EvaluationFailure | None]] = attrs.field(factory=dict)
     event_room_condition: Condition = attrs.field(factory=Condition)
     cleanup_queue: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.worker_threads), takes_self=True)
     )
 
-    async def wait_for_commit(self, *, starts_now: bool = True) -> None:
+    async def wait_for_store_flush(self, *, starts_now: bool = True) -> None:
         """Return once all rows until now are committed, or cannot be: the disk is full.
 
         Where no client waits, the transaction need not start now.

@@ -139,7 +139,7 @@ class EventFiles:
         """Return bytes of stdout; fewer if the file is shorter."""
         return os.pread(self._open("stdout"), end - begin, begin)
 
-    def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
+    def has_disk_space_to_free(self, stdout_bytes: int, file_count: int) -> bool:
         """Return whether `punch_stdout` or `remove_files` has something to do."""
         return stdout_bytes - self._punched >= _PUNCHED or file_count > self._removed_files
 
@@ -151,7 +151,7 @@ class EventFiles:
             _libc.fallocate(self._open("stdout"), mode, offset, size)
             self._punched = before
 
-    def write_mark(self, number: int, mark: BatchMark) -> None:
+    def write_batch_mark(self, number: int, mark: BatchMark) -> None:
         """Write a mark, in place of the one with the same number."""
         flushed = _LAST if mark.is_from_stdout_end else mark.flush_offset
         flushed = _NO_FLUSH if flushed is None else flushed
@@ -159,7 +159,7 @@ class EventFiles:
         if os.pwrite(self._open("marks"), packed, number * _MARK.size) < len(packed):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def read_marks(self, first: int, end: int | None = None) -> list[BatchMark]:
+    def read_batch_marks(self, first: int, end: int | None = None) -> list[BatchMark]:
         """Return marks by their numbers, all from the first on without an `end`."""
         marks = self._open("marks")
         size = os.fstat(marks).st_size if end is None else end * _MARK.size
@@ -170,7 +170,7 @@ class EventFiles:
             for end_cursor, time_ms, flushed in _MARK.iter_unpack(whole)
         ]
 
-    def append_segment(self, record: _SegmentRecord) -> None:
+    def append_segment_record(self, record: _SegmentRecord) -> None:
         """Append the record of a segment that has ended."""
         packed = _pack(record)
         packed = _HEAD.pack(len(packed), zlib.crc32(packed)) + packed
@@ -178,7 +178,7 @@ class EventFiles:
             # Later records would be lost with it.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def read_segments(self) -> list[_SegmentRecord]:
+    def read_segment_records(self) -> list[_SegmentRecord]:
         """Return the records of all segments; drop what was torn at the end of both files."""
         marks, segments = self._open("marks"), self._open("segments")
         os.ftruncate(marks, os.fstat(marks).st_size // _MARK.size * _MARK.size)
@@ -223,7 +223,7 @@ class EventFiles:
         return None
 
 
-def has_marks(directory: Path) -> bool:
+def has_batch_marks(directory: Path) -> bool:
     """Return whether an evaluation's directory has marks, as where events were delivered."""
     try:
         return (directory / "marks").stat().st_size > 0
@@ -236,7 +236,7 @@ class RecordedStdout:
     """Parser of one evaluator's stdout whose events and their files outlive the daemon.
 
     `feed`, `parse_pending`, `flush_partial_line`, `supply_or_refuse_file` and `finish` append
-    the events that have become certain to `log`; they write a mark first. `read_wall_clock()`
+    the events that have become certain to `event_log`; they write a mark first. `read_wall_clock()`
     returns seconds since the epoch. Call them in a thread if the file system of stdout may be
     slow.
 
@@ -245,7 +245,7 @@ class RecordedStdout:
     base64. Together they are at most `max_output` after a restart; before it the caller counts.
     """
 
-    log: EventLog
+    event_log: EventLog
     _files: EventFiles
     markers: Markers
     _read_wall_clock: Callable[[], float]
@@ -310,7 +310,7 @@ class RecordedStdout:
         self._append(self.parser.finish(), is_last=True)
         if self._replayed_marks:
             raise StdoutChanged
-        if self.log.end_cursor > self._begin_cursor and not self._drops_new_events:
+        if self.event_log.end_cursor > self._begin_cursor and not self._drops_new_events:
             self._write_segment(self.stdout_bytes, b"", b"", is_last=True)
 
     def finish_without_files(self, refusal: str) -> Iterator[None]:
@@ -343,29 +343,29 @@ class RecordedStdout:
         while self._replayed_marks and batch.count:
             mark = self._replayed_marks[0]
             first, batch = split_batch(
-                batch, min(batch.count, mark.end_cursor - self.log.end_cursor)
+                batch, min(batch.count, mark.end_cursor - self.event_log.end_cursor)
             )
-            self.log.append_batch(first, mark.time_ms)
-            if self.log.end_cursor == mark.end_cursor:
+            self.event_log.append_batch(first, mark.time_ms)
+            if self.event_log.end_cursor == mark.end_cursor:
                 del self._replayed_marks[0]
         if not batch.count or self._drops_new_events:
             return
         time_ms = int(self._read_wall_clock() * 1000)
-        mark = BatchMark(self.log.end_cursor + batch.count, time_ms, flush_offset, is_last)
+        mark = BatchMark(self.event_log.end_cursor + batch.count, time_ms, flush_offset, is_last)
         is_plain = flush_offset is None and not is_last
         if is_plain and time_ms == self._last_time_ms and self._mark_count > self._first_mark:
             self._mark_count -= 1  # the last mark goes on
-        self._files.write_mark(self._mark_count, mark)
+        self._files.write_batch_mark(self._mark_count, mark)
         self._mark_count += 1
         self._last_time_ms = time_ms if is_plain else -1
-        self.log.append_batch(batch, time_ms)
+        self.event_log.append_batch(batch, time_ms)
 
     # Segments
 
     def _rest(self) -> None:
         """End a segment that is large enough, also amid the last chunk: its events may be many."""
         parser, chunk = self.parser, self._chunk
-        is_due = self.log.can_end_segment or self.stdout_bytes - self._begin >= _MAX_STDOUT
+        is_due = self.event_log.can_end_segment or self.stdout_bytes - self._begin >= _MAX_STDOUT
         if is_due and not (self._replayed_marks or self._drops_new_events):
             place, checkpoint = parser.make_checkpoint()
             held_back = self.stdout_bytes - place
@@ -377,7 +377,7 @@ class RecordedStdout:
     def _write_segment(
         self, place: int, checkpoint: bytes, held_back: bytes, *, is_last: bool = False
     ) -> None:
-        end_cursor = self.log.end_cursor
+        end_cursor = self.event_log.end_cursor
         source = SegmentSource(
             self._begin,
             self.stdout_bytes,
@@ -388,7 +388,7 @@ class RecordedStdout:
             self._first_file,
             is_last,
         )
-        self._files.append_segment(
+        self._files.append_segment_record(
             _SegmentRecord(
                 self._begin_cursor,
                 end_cursor,
@@ -401,7 +401,7 @@ class RecordedStdout:
             )
         )
         if end_cursor > self._begin_cursor:
-            self.log.end_segment(source)
+            self.event_log.end_segment(source)
         self._begin_segment(end_cursor, place, checkpoint, zlib.crc32(held_back))
 
     def _begin_segment(self, cursor: int, place: int, checkpoint: bytes, checksum: int) -> None:
@@ -420,22 +420,24 @@ class RecordedStdout:
         a full disk. Raises: StdoutChanged.
         """
         self._drops_new_events = has_ended
-        records = self._files.read_segments()
+        records = self._files.read_segment_records()
         for record in records:
             if record.end_cursor > record.begin_cursor:
-                self.log.restore_segment(record.begin_cursor, record.end_cursor, record.source)
+                self.event_log.restore_segment(
+                    record.begin_cursor, record.end_cursor, record.source
+                )
         if records:
             self._resume(records[-1])
         if not (records and records[-1].source.is_last):
-            marks = self._files.read_marks(self._mark_count)
+            marks = self._files.read_batch_marks(self._mark_count)
             self._mark_count += len(marks)
             self._replay(marks)
         if self._files.stdout_size < self.stdout_bytes:
             raise StdoutChanged
 
-    def read_last_time(self) -> float:
+    def read_last_batch_time(self) -> float:
         """Return the time of the last mark, in seconds since the epoch; 0 without one. Blocks."""
-        last = self._files.read_marks(max(0, self._mark_count - 1), self._mark_count)
+        last = self._files.read_batch_marks(max(0, self._mark_count - 1), self._mark_count)
         return last[0].time_ms / 1000 if last else 0.0
 
     def _resume(self, last: _SegmentRecord) -> None:
@@ -504,7 +506,7 @@ class RecordedStdout:
         again.stdout_bytes, again._file_count = source.stdout_begin, source.first_file
         if source.checkpoint:
             again.parser = SegiParser.resume(source.checkpoint, self.markers)
-        marks = self._files.read_marks(source.first_mark, source.end_mark)
+        marks = self._files.read_batch_marks(source.first_mark, source.end_mark)
         again._replay(marks, source.stdout_end)
         if log.end_cursor != segment.end_cursor or log.segments[0].ring is None:
             raise StdoutChanged
@@ -513,21 +515,21 @@ class RecordedStdout:
     @property
     def has_discarded_files(self) -> bool:
         """Whether `free_discarded_files` has something to do."""
-        return self._files.has_room_to_free(
-            self.log.discarded_stdout_bytes, self.log.discarded_file_count
+        return self._files.has_disk_space_to_free(
+            self.event_log.discarded_stdout_bytes, self.event_log.discarded_file_count
         )
 
     def free_discarded_files(self) -> None:
         """Give back some of the room of discarded events: stdout, and files named there. Blocks."""
-        self._files.remove_files(self.log.discarded_file_count)
-        self._files.punch_stdout(self.log.discarded_stdout_bytes)
+        self._files.remove_files(self.event_log.discarded_file_count)
+        self._files.punch_stdout(self.event_log.discarded_stdout_bytes)
 
     def close_files(self) -> None:
         """Close the files; the next use opens them again. No thread may use them."""
         self._files.close()
 
 
-def read_ended_evaluation(
+def read_ended_evaluation_events(
     directory: Path,
     markers: Markers,
     final_event: EventBatch,
@@ -595,7 +597,7 @@ def make_segment_load_slots() -> FairQueue:
 class EvaluationEvents:
     """The events of one evaluation of `caller`, and its readers.
 
-    - `log`: the events. Who appends some calls `announce`, who marks the end notifies
+    - `event_log`: the events. Who appends some calls `notify_readers`, who marks the end notifies
       `reader_wakeup_condition`.
     - `segment_load_slots`: those of all evaluations (`make_segment_load_slots`).
     - `unread_bytes`: bytes of events on the disk, which count for the caller in `unread_share`.
@@ -614,7 +616,7 @@ class EvaluationEvents:
     - `was_sent_completely`: whether a stream has sent a reader all events and the end.
     """
 
-    log: EventLog
+    event_log: EventLog
     caller: str
     log_name: str
     _threads: WorkerThreads
@@ -638,23 +640,23 @@ class EvaluationEvents:
     _is_freeing: bool = False
     _is_discarded: bool = False
 
-    def announce(self) -> None:
+    def notify_readers(self) -> None:
         """Count new events, and wake the clients that wait for them."""
-        self.count_unread_bytes()
+        self.update_unread_bytes()
         self.reader_wakeup_condition.notify()
 
-    def count_unread_bytes(self, *, are_gone: bool = False) -> None:
+    def update_unread_bytes(self, *, are_gone: bool = False) -> None:
         """Count the bytes on the disk of events that were not discarded, 0 if all `are_gone`."""
         taken, self.unread_bytes = self.unread_bytes, 0
         if self.stdout is not None and not are_gone:
             printed = self.stdout.stdout_bytes + self.stdout.file_bytes
-            self.unread_bytes = printed - self.log.discarded_stdout_bytes
+            self.unread_bytes = printed - self.event_log.discarded_stdout_bytes
         self._unread_share.record_usage(self.unread_bytes - taken, self.caller)
 
     @property
     def has_readable_end(self) -> bool:
         """Whether a client may have read the end: of all events, or at a damage."""
-        return self.log.has_ended or bool(self._damaged_segments)
+        return self.event_log.has_ended or bool(self._damaged_segments)
 
     def resolve_cursor(self, after_cursor: str | None, skip_count: int = 0) -> int:
         """Return the number `skip_count` events after a cursor of a client, None or "" without one.
@@ -662,32 +664,36 @@ class EvaluationEvents:
         Raises: as `core.events.resolve_cursor`; ServerBusy.
         """
         may_be_ahead = self.has_lost_events or (
-            self.has_events_to_restore and not self.log.has_ended
+            self.has_events_to_restore and not self.event_log.has_ended
         )
-        if may_be_ahead and after_cursor == ALL_RECEIVED_CURSOR and not self.log.has_ended:
+        if may_be_ahead and after_cursor == ALL_RECEIVED_CURSOR and not self.event_log.has_ended:
             raise ServerBusy("the end of the evaluation is being restored; try again", 1)
-        return resolve_cursor(self.log, after_cursor or None, skip_count, may_be_ahead=may_be_ahead)
+        return resolve_cursor(
+            self.event_log, after_cursor or None, skip_count, may_be_ahead=may_be_ahead
+        )
 
     @property
     def end_cursor(self) -> int:
         """The cursor after the newest event."""
-        return self.log.end_cursor
+        return self.event_log.end_cursor
 
     @property
     def has_ended(self) -> bool:
         """Whether no event follows."""
-        return self.log.has_ended
+        return self.event_log.has_ended
 
     def is_after_all_events(self, cursor: int) -> bool:
         """Return whether no event follows a cursor, not even one that tells of a loss."""
-        return self.has_ended and cursor == self.end_cursor and not self.has_gap_before(cursor)
+        return (
+            self.has_ended and cursor == self.end_cursor and not self.is_after_lost_events(cursor)
+        )
 
-    def has_gap_before(self, cursor: int) -> bool:
+    def is_after_lost_events(self, cursor: int) -> bool:
         """Return whether a client at a cursor may have received events that are lost."""
-        if not self.log.has_ended:
+        if not self.event_log.has_ended:
             return False
         # As many events as there are now, with the error, may have been others before the loss.
-        return cursor >= self.log.end_cursor + (not self.has_lost_events)
+        return cursor >= self.event_log.end_cursor + (not self.has_lost_events)
 
     def read_now(
         self, after_cursor: int, max_bytes: int, *, includes_times: bool = False
@@ -698,15 +704,15 @@ class EvaluationEvents:
         at least one event if there is one, and may end before `max_bytes` although more events
         follow. Raises: DiscardedCursor, EventsEvicted.
         """
-        if after_cursor < self.log.begin_cursor:
-            raise DiscardedCursor(str(self.log.begin_cursor))
-        if self.has_gap_before(after_cursor):
+        if after_cursor < self.event_log.begin_cursor:
+            raise DiscardedCursor(str(self.event_log.begin_cursor))
+        if self.is_after_lost_events(after_cursor):
             return EVENTS_LOST_ERROR
-        if after_cursor > self.log.end_cursor:
+        if after_cursor > self.event_log.end_cursor:
             return EMPTY_BATCH
         try:
             format_time = format_rfc3339_time if includes_times else None
-            return self.log.read_events(after_cursor, max_bytes, format_time)
+            return self.event_log.read_events(after_cursor, max_bytes, format_time)
         except EventsEvicted as evicted:
             if evicted.segment in self._damaged_segments:
                 return EVENTS_LOST_ERROR
@@ -729,7 +735,7 @@ class EvaluationEvents:
         """Return the page of a batch that was read after a cursor."""
         if batch is EVENTS_LOST_ERROR:
             return EventPage(after_cursor, ALL_RECEIVED_CURSOR, batch)
-        return make_page(self.log, after_cursor, batch)
+        return make_page(self.event_log, after_cursor, batch)
 
     async def load_segment(self, segment: EventSegment) -> None:
         """Put an evicted segment's events back into memory, or note that it is damaged.
@@ -747,7 +753,7 @@ class EvaluationEvents:
         try:
             ring = await self._use_files(lambda: stdout.parse_evicted_segment(segment))
         except (StdoutChanged, OSError) as error:
-            if segment.end_cursor <= self.log.begin_cursor:
+            if segment.end_cursor <= self.event_log.begin_cursor:
                 return  # acknowledged meanwhile, with its part of stdout
             if isinstance(error, OSError) and is_transient_error(error):
                 raise ServerBusy(
@@ -762,7 +768,7 @@ class EvaluationEvents:
             )
             self._damaged_segments += (segment,)
         else:
-            self.log.load_segment(segment, ring)
+            self.event_log.load_segment(segment, ring)
 
     # Files
 
@@ -774,7 +780,7 @@ class EvaluationEvents:
         finally:
             self._file_use_count -= 1
             if not self._file_use_count:
-                if self.log.has_ended:
+                if self.event_log.has_ended:
                     self.close_files()
                 self._files_unused.notify()
 
@@ -786,14 +792,14 @@ class EvaluationEvents:
     async def discard(self) -> None:
         """Discard all events; return when no thread uses the files, which may then be removed."""
         self._is_discarded = True
-        self.log.discard()
+        self.event_log.discard()
         while self._file_use_count:
             await self._files_unused.wait()
         self.close_files()
 
     def acknowledge(self, before_cursor: int) -> None:
         """Discard the events before a cursor, and in a thread their files."""
-        self.log.acknowledge(min(before_cursor, self.log.end_cursor))
+        self.event_log.acknowledge(min(before_cursor, self.event_log.end_cursor))
         self.free_discarded_files()
 
     def free_discarded_files(self) -> None:
@@ -812,7 +818,7 @@ class EvaluationEvents:
         while (
             not (self.keeps_acknowledged_files or self._is_discarded) and stdout.has_discarded_files
         ):
-            self.count_unread_bytes()
+            self.update_unread_bytes()
             await self.on_discard()
             if not self._is_discarded:  # meanwhile
                 await self._use_files(stdout.free_discarded_files)

@@ -61,18 +61,18 @@ class Evaluation:
     - `is_resuming`: whether an earlier process has started the run, and this one has yet to go on
       with it: the row of the earlier process holds.
     - `handed_over_at`: the time of `hand_over`, in seconds of the clock; None before.
-    - `cleanup_event`: set, to the evaluation, when its processes and directories are gone.
+    - `cleanup_completion`: set, to the evaluation, when its processes and directories are gone.
     - `build_state`: "running" while it builds the tree, "waiting" while another evaluation does.
-    - `take_tree(directory)`: what a build (`building`) does with its tree, in a thread, when it has
-      finished and its processes are gone; None for other evaluations. Raises nothing.
+    - `on_tree_built(directory)`: what a build (`building`) does with its tree, in a thread, when it
+      has finished and its processes are gone; None for other evaluations. Raises nothing.
 
     Of the registry:
 
     - `last_request_time`: the time of a client's last request, in seconds of the clock.
-    - `stored_event`: happens when the evaluation outlives the daemon, or cannot be stored; None for
-      one that an earlier process has stored.
-    - `archive_event`: happens when the evaluation is archived, or will not be.
-    - `final_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
+    - `storage_completion`: set when the evaluation outlives the daemon, or cannot be stored; None
+      for one that an earlier process has stored.
+    - `archive_completion`: set when the evaluation is archived, or will not be.
+    - `forgotten_state`: DRAINED or EXPIRED once the registry has forgotten the evaluation.
     - `is_row_deleted`: whether the store has no row of it any more.
     """
 
@@ -83,19 +83,19 @@ class Evaluation:
     run: Run | None = None
     sandboxed_run: SandboxedRun | None = None
     checkout: Checkout | None = None
-    slots: FairQueue | None = None
+    slot_queue: FairQueue | None = None
     cancel_start: Callable[[], object] | None = None
     stop_reason: EvaluationFailure | None = None
     is_resuming: bool = False
     handed_over_at: float | None = None
-    cleanup_event: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
+    cleanup_completion: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     build_state: str | None = None
-    take_tree: Callable[[Path], object] | None = None
+    on_tree_built: Callable[[Path], object] | None = None
     events: EvaluationEvents = attrs.field(init=False)
     last_request_time: float = 0.0
-    stored_event: OneShotEvent[Callable[[], None]] | None = None
-    archive_event: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
-    final_state: EvaluationState | None = None
+    storage_completion: OneShotEvent[Callable[[], None]] | None = None
+    archive_completion: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
+    forgotten_state: EvaluationState | None = None
     is_row_deleted: bool = False
     wall_clock: WallClock = attrs.field(init=False)
     _since: float = 0.0  # when its state began, in seconds of the clock
@@ -115,9 +115,9 @@ class Evaluation:
             details.log_name,
             context.worker_threads,
             context.segment_load_slots,
-            context.unread_events,
+            context.unread_events_share,
             on_discard=self.on_discard,
-            keeps_acknowledged_files=context.archive is not None and details.archived is None,
+            keeps_acknowledged_files=context.archive is not None and details.archive_record is None,
         )
 
     @property
@@ -135,11 +135,11 @@ class Evaluation:
         Observers and a callback do not count after the end.
         """
         is_watched = self.events.observer_count > 0 or self.details.callback is not None
-        return self.events.reader_count > 0 or (is_watched and not self.cleanup_event.is_set)
+        return self.events.reader_count > 0 or (is_watched and not self.cleanup_completion.is_set)
 
     @property
-    def visible_details(self) -> EvaluationDetails:
-        """The details that clients may see: without an end that `tell_end` has yet to tell."""
+    def client_visible_details(self) -> EvaluationDetails:
+        """The details that clients may see: without an end that `publish_end` has yet to tell."""
         details, state = self.details, self._told_state
         if state is None:
             return details
@@ -160,18 +160,18 @@ class Evaluation:
             details,
             state=details.last_visible_state,
             failure=details.failure or stop_reason,
-            is_cleaned_up=self.cleanup_event.is_set,
-            is_forgotten=self.final_state is not None,
+            is_cleaned_up=self.cleanup_completion.is_set,
+            is_forgotten=self.forgotten_state is not None,
             markers=None if stdout is None else attrs.astuple(stdout.markers),
             run=None if run is None else run.make_row(self.handed_over_at),
-            begin_cursor=self.events.log.begin_cursor,
+            begin_cursor=self.events.event_log.begin_cursor,
             has_lost_events=self.events.has_lost_events,
         )
 
     async def on_discard(self) -> None:
         """Store that the files of acknowledged events are about to be given back."""
         self.save()
-        await self.context.wait_for_commit()
+        await self.context.wait_for_store_flush()
 
     def stop(self, failure: EvaluationFailure) -> None:
         """End the evaluation; `failure` becomes the final event. No effect after the end.
@@ -225,7 +225,7 @@ class Evaluation:
     def end(self, failure: EvaluationFailure | None) -> None:
         """Enter the last state, and store it; on failure the last event is the error.
 
-        No client is told before the row is committed, by `tell_end`: after a kill of the daemon
+        No client is told before the row is committed, by `publish_end`: after a kill of the daemon
         the next process might find another end, or none for some time.
         """
         details, context, now = self.details, self.context, self.wall_clock.read()
@@ -235,7 +235,7 @@ class Evaluation:
         if self.stop_reason is None and (lost is None or lost.is_daemon_fault):
             fault = None if lost is None else lost.message
             context.counters.set_latest_machine_fault(fault, context.clock.seconds())
-        details.end_cursor, state = self.events.log.end_cursor, EvaluationState.FINISHED
+        details.end_cursor, state = self.events.event_log.end_cursor, EvaluationState.FINISHED
         if failure is not None:
             error = encode_error_event(failure.reason, failure.message, failure.extra_members)
             details.failure_event = error.lines
@@ -250,11 +250,11 @@ class Evaluation:
         self.stop_reason = None
         self.save()
 
-    def tell_end(self) -> None:
+    def publish_end(self) -> None:
         """Close the log of events, and wake the clients that wait."""
         self._told_state = None
         self.append_failure_event()
-        self.events.log.mark_end()
+        self.events.event_log.mark_end()
         self.events.reader_wakeup_condition.notify()
 
     @property
@@ -266,10 +266,10 @@ class Evaluation:
     def append_failure_event(self) -> None:
         """Append the error of an evaluation that has failed, with the time of its end."""
         time_ms = int(self.details.state_times["ended"] * 1000)
-        self.events.log.append_batch(self.failure_batch, time_ms)
+        self.events.event_log.append_batch(self.failure_batch, time_ms)
 
 
-def run_for_evaluation(
+def run_evaluation_task(
     evaluation: Evaluation, coroutine: Coroutine[Deferred[Any], Any, None]
 ) -> Deferred[None]:
     """Start a coroutine that nobody waits for, as `run_in_background`."""
@@ -297,11 +297,11 @@ async def end_evaluation(evaluation: Evaluation, failure: EvaluationFailure | No
     try:
         evaluation.end(failure)
     finally:
-        if evaluation.slots is not None:
-            evaluation.slots.release_slot(details.identifier)
+        if evaluation.slot_queue is not None:
+            evaluation.slot_queue.release_slot(details.identifier)
         evaluation.context.fetch_slots.release_slot(details.identifier)
-        await evaluation.context.wait_for_commit()
-        evaluation.tell_end()
+        await evaluation.context.wait_for_store_flush()
+        evaluation.publish_end()
         await clean_up(evaluation, request)
 
 
@@ -323,8 +323,8 @@ async def clean_up(evaluation: Evaluation, request: bytes = b"") -> None:
         try:
             if sandboxed is not None:
                 sandboxed.close()
-                if evaluation.take_tree and details.state is EvaluationState.FINISHED:
-                    evaluation.take_tree(sandboxed.workspace.tree_directory)
+                if evaluation.on_tree_built and details.state is EvaluationState.FINISHED:
+                    evaluation.on_tree_built(sandboxed.workspace.tree_directory)
         finally:  # a killed process that is not gone yet is only in the way of its cgroup
             if keep and request and upload is not None and upload.exists():
                 workspace.take_over_upload(upload)
@@ -347,7 +347,7 @@ async def clean_up(evaluation: Evaluation, request: bytes = b"") -> None:
         )
     if checkout is not None:
         checkout.release()
-    evaluation.cleanup_event.set_value(evaluation)
+    evaluation.cleanup_completion.set_value(evaluation)
 
 
 def make_log_fields(details: EvaluationDetails) -> dict[str, Any]:
@@ -397,8 +397,8 @@ _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 class EvaluationIndex:
     """Index of the evaluations that are not forgotten.
 
-    `last_sequence_number` counts all until now, `ended_share` those that have ended; the admission
-    sets its bounds. `on_forgotten` is called with each that is dropped.
+    `last_sequence_number` counts all until now, `ended_evaluations_share` those that have ended;
+    the admission sets its bounds. `on_forgotten` is called with each that is dropped.
     """
 
     _identities: IdentifierIssuer
@@ -408,7 +408,7 @@ class EvaluationIndex:
     # Those that are cleaned up, and that a stream has sent to the end, by caller and identifier.
     _sent: dict[str, dict[str, Evaluation]] = attrs.field(factory=dict)
     _keys: dict[tuple[str, str], Evaluation] = attrs.field(factory=dict)
-    ended_share: Share = attrs.field(
+    ended_evaluations_share: Share = attrs.field(
         factory=lambda: Share(
             SharedResource.ENDED_EVALUATIONS,
             0,
@@ -492,10 +492,10 @@ class EvaluationIndex:
         if details.idempotency_key is not None:
             self._keys[details.caller, details.idempotency_key] = evaluation
 
-    def note_evaluation_end(self, evaluation: Evaluation) -> None:
+    def note_evaluation_cleanup(self, evaluation: Evaluation) -> None:
         """Record that only the events of an evaluation are left: it is cleaned up."""
         if evaluation.details.identifier in self._by_identifier:
-            self.ended_share.record_usage(1, evaluation.details.caller)
+            self.ended_evaluations_share.record_usage(1, evaluation.details.caller)
             evaluation.last_request_time = self._clock.seconds()
             if evaluation.events.was_sent_completely:
                 self.note_sent(evaluation)
@@ -503,23 +503,23 @@ class EvaluationIndex:
     def note_sent(self, evaluation: Evaluation) -> None:
         """Record that a stream has sent an evaluation to the end, unless it is not cleaned up."""
         details = evaluation.details
-        if details.identifier in self._by_identifier and evaluation.cleanup_event.is_set:
+        if details.identifier in self._by_identifier and evaluation.cleanup_completion.is_set:
             self._sent.setdefault(details.caller, {})[details.identifier] = evaluation
 
-    def forget_evaluation(self, identifier: str, final_state: EvaluationState) -> None:
-        """Drop an evaluation, if it is there; `final_state` is DRAINED or EXPIRED."""
+    def forget_evaluation(self, identifier: str, forgotten_state: EvaluationState) -> None:
+        """Drop an evaluation, if it is there; `forgotten_state` is DRAINED or EXPIRED."""
         evaluation = self._by_identifier.pop(identifier, None)
         if evaluation is None:
             return
-        if evaluation.cleanup_event.is_set:
+        if evaluation.cleanup_completion.is_set:
             caller = evaluation.details.caller
             sent = self._sent.get(caller, {})
             if sent.pop(identifier, None) is not None and not sent:
                 del self._sent[caller]
-            self.ended_share.give_back(1, caller)
+            self.ended_evaluations_share.give_back(1, caller)
         if evaluation.details.idempotency_key is not None:
             del self._keys[evaluation.details.caller, evaluation.details.idempotency_key]
-        evaluation.final_state = final_state
+        evaluation.forgotten_state = forgotten_state
         self._on_forgotten(evaluation)
 
     def find_oldest_sent_evaluation(self, caller: str) -> Evaluation | None:

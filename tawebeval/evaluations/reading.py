@@ -69,22 +69,22 @@ from tawebeval.sandbox.base import Environment
 
 @attrs.define(eq=False)
 class Subscription:
-    """A stream's subscription to the events of an evaluation, which reads within `reading`.
+    """A stream's subscription to the events of an evaluation, which reads within `reader_context`.
 
-    `read_cursor` is the cursor after the last event read. Events have their times if
+    `last_read_cursor` is the cursor after the last event read. Events have their times if
     `includes_times`.
     """
 
-    read_cursor: int
+    last_read_cursor: int
     _events: EvaluationEvents | ArchivedEvents
-    reading: AbstractContextManager[object] = attrs.field(factory=nullcontext)
+    reader_context: AbstractContextManager[object] = attrs.field(factory=nullcontext)
     includes_times: bool = False
     _has_read_end: bool = False
 
     @property
     def has_ended(self) -> bool:
         """Whether all events were read, and no event will follow."""
-        return self._has_read_end or self._events.is_after_all_events(self.read_cursor)
+        return self._has_read_end or self._events.is_after_all_events(self.last_read_cursor)
 
     async def read_events(self, max_bytes: int) -> EventBatch:
         """Return the next events, which may have to wait for a thread.
@@ -92,13 +92,17 @@ class Subscription:
         No event means that none has come yet. Raises: DiscardedCursor, ServerBusy.
         """
         batch = await self._events.read(
-            self.read_cursor, max_bytes, includes_times=self.includes_times
+            self.last_read_cursor, max_bytes, includes_times=self.includes_times
         )
-        self.read_cursor += batch.count
+        self.last_read_cursor += batch.count
         if batch is EVENTS_LOST_ERROR:
             self._has_read_end = True
-            self.read_cursor = max(self.read_cursor, self._events.end_cursor)
-        elif batch.count and self._events.has_ended and self.read_cursor == self._events.end_cursor:
+            self.last_read_cursor = max(self.last_read_cursor, self._events.end_cursor)
+        elif (
+            batch.count
+            and self._events.has_ended
+            and self.last_read_cursor == self._events.end_cursor
+        ):
             self._has_read_end = True
         return batch
 
@@ -134,7 +138,9 @@ class ArchiveReader:
         evaluation = self.evaluations_to_archive.get(identifier)
         if evaluation is not None and evaluation.details.caller == caller:
             try:
-                await evaluation.archive_event.wait().addTimeout(_MAX_WAIT, self._context.clock)
+                await evaluation.archive_completion.wait().addTimeout(
+                    _MAX_WAIT, self._context.clock
+                )
             except WaitTimedOut:
                 what = "the evaluation is not archived yet; try again"
                 raise ServerBusy(what, _RETRY_AFTER) from None
@@ -196,13 +202,13 @@ _NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask
 
 
 @attrs.frozen
-class EventRequests:
+class EventReader:
     """Requests for the events of all evaluations in memory.
 
     - `on_reader_left(evaluation)`: called when a stream or the wait of a poll has ended that has
       read an evaluation which is forgotten.
     - `subscriptions`: those of the streams at work.
-    - `archived`: where `read_page` and `open_subscription` find what is forgotten.
+    - `archive_reader`: where `read_page` and `open_subscription` find what is forgotten.
 
     The parameter `caller` of the methods is the name of the caller that makes the request. An
     evaluation of another caller raises the same error as an unknown identifier: EvaluationNotFound.
@@ -211,7 +217,7 @@ class EventRequests:
     _records: EvaluationIndex
     _context: EvaluationContext
     _on_reader_left: Callable[[Evaluation], object]
-    archived: ArchiveReader
+    archive_reader: ArchiveReader
     subscriptions: set[Subscription] = attrs.field(factory=set, init=False)
 
     def read_page_now(
@@ -278,10 +284,10 @@ class EventRequests:
         try:
             evaluation = self._find(identifier, after_cursor, caller, is_observer=is_observer)
         except EvaluationExpired:
-            return await self.archived.read_page(*archived)
+            return await self.archive_reader.read_page(*archived)
         if evaluation is None:
             return self._end_reading(identifier, is_observer=is_observer)
-        while evaluation.final_state is None:
+        while evaluation.forgotten_state is None:
             evicted: EventSegment | None = None
             try:
                 page = self._read_now(evaluation, after_cursor, most, includes_times, is_observer)
@@ -301,7 +307,7 @@ class EventRequests:
             finally:
                 if not is_observer:
                     self._expect_next_page(evaluation)
-        return await self.archived.read_page(*archived)  # it was forgotten meanwhile
+        return await self.archive_reader.read_page(*archived)  # it was forgotten meanwhile
 
     @contextmanager
     def _count_reader(self, evaluation: Evaluation, *, is_observer: bool) -> Iterator[None]:
@@ -318,7 +324,7 @@ class EventRequests:
                 evaluation.last_request_time = self._context.clock.seconds()
             if events.was_sent_completely and not is_observer:
                 self._records.note_sent(evaluation)
-            if evaluation.final_state is not None:
+            if evaluation.forgotten_state is not None:
                 self._on_reader_left(evaluation)
 
     @contextmanager
@@ -355,7 +361,9 @@ class EventRequests:
             return None
         begin = evaluation.events.resolve_cursor(after_cursor, skip_count)
         subscription = Subscription(begin, evaluation.events)
-        subscription.reading = self._follow(evaluation, subscription, is_observer=is_observer)
+        subscription.reader_context = self._follow(
+            evaluation, subscription, is_observer=is_observer
+        )
         return subscription
 
     async def open_subscription(
@@ -373,7 +381,7 @@ class EventRequests:
                 identifier, after_cursor, caller, skip_count, is_observer=is_observer
             )
         except EvaluationExpired:
-            return await self.archived.subscribe(identifier, after_cursor, caller, skip_count)
+            return await self.archive_reader.subscribe(identifier, after_cursor, caller, skip_count)
 
     def _compute_max_page_bytes(self, max_bytes: int | None) -> int:
         """Return the bytes of events that a page may have if a client asks for `max_bytes`."""
@@ -403,7 +411,7 @@ class EventRequests:
         if not is_observer and identifier in self._records:
             if self._records[identifier].handed_over_at is not None:
                 raise ServerStopping
-            if self._records[identifier].events.log.has_ended:  # else it was read to a damage
+            if self._records[identifier].events.event_log.has_ended:  # else it was read to a damage
                 self._records.forget_evaluation(identifier, EvaluationState.DRAINED)
         return make_empty_last_page()
 
@@ -416,7 +424,7 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
 
     `queue_position` is the number of evaluations before this one in the queue, None outside of it.
     """
-    details, event_log = evaluation.visible_details, evaluation.events.log
+    details, event_log = evaluation.client_visible_details, evaluation.events.event_log
     document = _build(details, evaluation.limits)
     if details.state is EvaluationState.QUEUED:
         document["queue_place"] = queue_position
@@ -434,9 +442,9 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
 def build_archived_status(details: EvaluationDetails) -> dict[str, Any]:
     """Return the status document of an archived evaluation; all events can be read."""
     assert details.limits is not None, "it has ended"
-    assert details.archived is not None, "it is archived"
+    assert details.archive_record is not None, "it is archived"
     document = _build(details, details.limits)
-    events = {"buffered": details.archived.event_count, "discarded": 0}
+    events = {"buffered": details.archive_record.event_count, "discarded": 0}
     return {**document, "events": events, "archived": True}
 
 
@@ -670,11 +678,11 @@ class EvaluationLister:
             size if evaluation_filter == MATCH_ALL_FILTER else MAX_EVALUATIONS_EXAMINED_PER_TURN
         )
         present = [
-            evaluation.visible_details
+            evaluation.client_visible_details
             for evaluation in self._records.list_evaluations(callers, number, examined + 1)
         ]
         present += [
-            one.visible_details
+            one.client_visible_details
             for one in self._archived.evaluations_to_archive.values()
             if one.details.caller in callers and one.details.sequence_number > number
         ]
@@ -736,8 +744,8 @@ def _make_standing_entry(standing: Standing) -> ListEntry:
                 "problem": standing.problem,
                 "submissions": standing.submission_count,
                 "evaluated": standing.ended_count,
-                "last_submitted": format_rfc3339_time(standing.last_time),
-                "best": build_list_entry(standing.best),
+                "last_submitted": format_rfc3339_time(standing.last_submission_time),
+                "best": build_list_entry(standing.best_evaluation),
             }
         ),
     )

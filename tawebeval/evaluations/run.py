@@ -54,12 +54,12 @@ from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_limit_failure
 from tawebeval.sandbox.workspace import FileRefused
 
-PARTIAL_LINE_DELAY = 0.02
+PARTIAL_LINE_DELAY_SECONDS = 0.02
 """Seconds that a partial line waits for its rest (docs/evaluators.md)."""
 
 # A run over one of these limits gets no grace time in which it could take more. A run that is over
 # its time, or is cancelled, may clean up.
-KILL_GRACE = 2.0
+KILL_GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and SIGKILL, for the evaluator to clean up."""
 _AT_ONCE: frozenset[FailureReason] = frozenset(
     {"memory", "processes", "disk", "file_size", "output", "stderr"}
@@ -180,26 +180,26 @@ class Run(ProcessProtocol):
         what = "the sandbox for the submission could not be started; submit again"
         self.stop_unless_exited(EvaluationFailure("lost", what))
 
-    def hold_output(self, until: Deferred[None]) -> None:
+    def pause_stdout(self, until: Deferred[None]) -> None:
         """Deliver no stdout before a Deferred has fired or failed; call it before any is read."""
         if not until.called:
             self._is_paused = True
             self._process.pauseProducing()
         until.addBoth(lambda _: self._parse(lambda: None))
 
-    def resume_reading(self) -> None:
+    def parse_inherited_stdout(self) -> None:
         """Go on with what an earlier process has read of stdout, once the process is connected."""
         self._count_output_within_limit(0)  # the evaluator may have printed more meanwhile
         self._parse(lambda: None)
 
-    def suspend_clock(self) -> None:
+    def reset_clock(self) -> None:
         """Stop the clock while a cluster has no job of the evaluator, or is losing it."""
         self._stop_clock()
         self.deadline = None
         self._on_change()
 
     def restart_clock(self) -> None:
-        """Start a suspended clock: the evaluator has begun again."""
+        """Start the clock after `reset_clock`: the evaluator has begun again."""
         self._start_clock()
         self._on_change()
 
@@ -245,7 +245,7 @@ class Run(ProcessProtocol):
             self.failure = failure
             self._on_change()
             if running and not at_once:
-                self._kill = self._context.clock.callLater(KILL_GRACE, self.kill)
+                self._kill = self._context.clock.callLater(KILL_GRACE_SECONDS, self.kill)
                 Deferred.fromCoroutine(self._terminate())
         if at_once:
             self.kill()
@@ -255,7 +255,7 @@ class Run(ProcessProtocol):
 
         Otherwise, if the daemon is killed now, the next process finds an exit by a signal alone.
         """
-        await self._context.wait_for_commit()
+        await self._context.wait_for_store_flush()
         self._signal(signal.SIGTERM)
 
     def stop_unless_exited(self, failure: EvaluationFailure) -> None:
@@ -311,7 +311,7 @@ class Run(ProcessProtocol):
 
     def _parse(self, step: Callable[..., object], *arguments: Any) -> None:
         """Call a method of the parser, and plan the next one. If it raises, events are lost."""
-        end = self._stdout.log.end_cursor
+        end = self._stdout.event_log.end_cursor
         if not self._has_lost_events:
             try:
                 step(*arguments)
@@ -320,8 +320,8 @@ class Run(ProcessProtocol):
                 self._lose_events(error)
         if self._has_lost_events and self._has_stdout_ended:
             self.output_ended.set_value(None)
-        if self._stdout.log.end_cursor != end:
-            self._events.announce()
+        if self._stdout.event_log.end_cursor != end:
+            self._events.notify_readers()
 
     def _lose_events(self, error: Exception) -> None:
         """Kill the process tree: a run without all its events is worthless."""
@@ -349,7 +349,7 @@ class Run(ProcessProtocol):
         if is_busy and not (self._is_reading or self._turn):
             self._turn = clock.callLater(0, self._take_turn)
         if self._flush is None and stdout.parser.has_partial_line:
-            self._flush = clock.callLater(PARTIAL_LINE_DELAY, self._flush_partial_line)
+            self._flush = clock.callLater(PARTIAL_LINE_DELAY_SECONDS, self._flush_partial_line)
         if is_busy is not self._is_paused:
             self._is_paused = is_busy
             if is_busy:

@@ -44,7 +44,7 @@ from tawebeval.evaluations.lifecycle import Evaluation, EvaluationIndex, clean_u
 from tawebeval.evaluations.reading import (
     ArchiveReader,
     EvaluationLister,
-    EventRequests,
+    EventReader,
     build_status,
     read_submitted_files,
 )
@@ -78,7 +78,7 @@ class ReceivedForm:
     """A form that has arrived, with its files below `directory`.
 
     `idempotency_key` is the `Idempotency-Key`, None without one; `form_digest` identifies the
-    form's content. `upload_bytes` is the number of bytes that the form takes of the space for
+    form's content. `upload_size` is the number of bytes that the form takes of the space for
     uploads; those of files that a rerun links count once more.
     """
 
@@ -86,7 +86,7 @@ class ReceivedForm:
     directory: Path
     idempotency_key: str | None = None
     form_digest: bytes = b""
-    upload_bytes: int = 0
+    upload_size: int = 0
 
 
 _CALLERS = 4  # that have a part of limits.uploads at the same time, at least
@@ -136,7 +136,7 @@ class SubmissionStore:
 
         Within the context they are not discarded. Raises: SubmissionDiscarded.
         """
-        await evaluation.cleanup_event.wait()
+        await evaluation.cleanup_completion.wait()
         identifier, workspace = evaluation.details.identifier, evaluation.workspace
         self._in_use[identifier] += 1
         try:
@@ -268,7 +268,7 @@ class EvaluationRegistry:
         for share in self._list_shares():
             share.make_room = partial(self._forget_sent, share)
         wake = context.event_room_condition.notify
-        context.unread_events.on_quota_freed = wake
+        context.unread_events_share.on_quota_freed = wake
         # In another turn: a log is being changed.
         context.event_memory.pinned_share.on_quota_freed = partial(context.clock.callLater, 0, wake)
         # Evaluations with a process or a directory left, also those that are forgotten.
@@ -276,16 +276,16 @@ class EvaluationRegistry:
         self._is_stopping = self._is_urgent = False
         # Forgotten ones, as long as anything, such as a callback, may still save them.
         self._forgotten: WeakValueDictionary[str, Evaluation] = WeakValueDictionary()
-        self.archived = ArchiveReader(context)
+        self.archive_reader = ArchiveReader(context)
         if context.archive is not None:
             context.archive.on_removal = self._release_archived_copy
-        self.events = EventRequests(
+        self.events = EventReader(
             self.records,
             context,
             self._remove_if_unused,
-            self.archived,
+            self.archive_reader,
         )
-        self.lister = EvaluationLister(self.records, self.archived, context.store)
+        self.lister = EvaluationLister(self.records, self.archive_reader, context.store)
 
     # Admission
 
@@ -336,10 +336,10 @@ class EvaluationRegistry:
 
     def _list_shares(self) -> tuple[Share, ...]:
         """Return the shares of what evaluations leave until they are read."""
-        configuration, ended = self.context.configuration, self.records.ended_share
+        configuration, ended = self.context.configuration, self.records.ended_evaluations_share
         ended.total = configuration.evaluations.kept
         ended.quota = configuration.callers.kept or None
-        return ended, self.context.unread_events, self.context.event_memory.pinned_share
+        return ended, self.context.unread_events_share, self.context.event_memory.pinned_share
 
     def _forget_sent(self, share: Share, _: int, caller: str | None) -> bool:
         """Forget evaluations that a stream has sent to the end until another one has room."""
@@ -372,7 +372,7 @@ class EvaluationRegistry:
             form.idempotency_key, form.form_digest, caller
         )
         if first is not None:
-            self.submissions.discard_upload(form.directory, form.upload_bytes, caller)
+            self.submissions.discard_upload(form.directory, form.upload_size, caller)
             return first
         url = form.request.callback_url
         callback = None if url is None else self._callbacks.create_callback(url, caller)
@@ -390,7 +390,7 @@ class EvaluationRegistry:
             sequence_number=number,
             idempotency_key=key,
             form_digest=form.form_digest if key is not None else b"",
-            upload_size=form.upload_bytes,
+            upload_size=form.upload_size,
             should_keep_submission=True,
             callback=callback,
             problem=None if form.request.differs_from_problem else form.request.problem,
@@ -400,10 +400,10 @@ class EvaluationRegistry:
         evaluation = self._make_evaluation(details)
         details.state_times["created"] = evaluation.wall_clock.read()
         self._add(evaluation)
-        evaluation.cleanup_event.add_callback(self._on_cleaned_up)
+        evaluation.cleanup_completion.add_callback(self._on_cleaned_up)
         if self.context.store is not None:
             added = self.context.store.add(evaluation.make_row())
-            evaluation.stored_event = convert_deferred_to_event(added)
+            evaluation.storage_completion = convert_deferred_to_event(added)
         queue_evaluation(evaluation, self.run_queue)
         if not self.run_queue.has_free_slot:
             self._retries.record_all_slots_used(self._clock.seconds())
@@ -417,9 +417,9 @@ class EvaluationRegistry:
         evaluation = self._alive.get(identifier)
         if evaluation is None and identifier in self.records:
             evaluation = self.records[identifier]
-        if evaluation is not None and evaluation.stored_event is not None:
+        if evaluation is not None and evaluation.storage_completion is not None:
             try:
-                (await evaluation.stored_event.wait())()
+                (await evaluation.storage_completion.wait())()
             except ServerBusy:
                 evaluation.stop(_NOT_STORED)
                 self.records.forget_evaluation(identifier, EvaluationState.EXPIRED)
@@ -452,7 +452,7 @@ class EvaluationRegistry:
     def _restore(
         self, details: EvaluationDetails, uploads: Path, resume_checkout: ResumeCheckout
     ) -> None:
-        if details.is_removed:
+        if details.is_directory_removed:
             self._restore_callback(details)
             return
         state, upload, stop_reason = details.state, details.upload_directory, details.failure
@@ -470,7 +470,7 @@ class EvaluationRegistry:
                 details.upload_directory = None
             restore_events(evaluation)
             if details.is_cleaned_up:
-                evaluation.cleanup_event.set_value(evaluation)
+                evaluation.cleanup_completion.set_value(evaluation)
             else:
                 run_in_background(clean_up(evaluation), log, "defect: clean-up failed")
         else:
@@ -479,15 +479,15 @@ class EvaluationRegistry:
                 resume_run(evaluation, resume_checkout, self.run_queue)
             else:
                 requeue_evaluation(evaluation, self.run_queue)
-        evaluation.cleanup_event.add_callback(self._on_cleaned_up)
+        evaluation.cleanup_completion.add_callback(self._on_cleaned_up)
         if details.is_forgotten:
             self.records.forget_evaluation(details.identifier, EvaluationState.EXPIRED)
 
     def _restore_callback(self, details: EvaluationDetails) -> None:
         """Send the callback of an evaluation of which nothing else is left; delete the row."""
         evaluation = self._make_evaluation(details)
-        evaluation.final_state = EvaluationState.EXPIRED
-        evaluation.cleanup_event.set_value(evaluation)
+        evaluation.forgotten_state = EvaluationState.EXPIRED
+        evaluation.cleanup_completion.set_value(evaluation)
         self._forgotten[details.identifier] = evaluation
         self._send_callback(evaluation)
         self._delete_unneeded_row(evaluation)
@@ -551,7 +551,7 @@ class EvaluationRegistry:
 
         async def store() -> None:
             evaluation.save()
-            await self.context.wait_for_commit()  # another process would send another document
+            await self.context.wait_for_store_flush()  # another process would send another document
 
         def on_end() -> None:
             evaluation.save()
@@ -562,7 +562,7 @@ class EvaluationRegistry:
     def _keep_ended(self, evaluation: Evaluation) -> None:
         """Keep an evaluation with only its events, and perhaps its files, left."""
         try:
-            self.records.note_evaluation_end(evaluation)
+            self.records.note_evaluation_cleanup(evaluation)
             evaluation.events.close_files()
             self.submissions.keep_or_release_files(evaluation)
             evaluation.save()
@@ -576,7 +576,7 @@ class EvaluationRegistry:
     async def _archive(self, evaluation: Evaluation) -> None:
         """Archive an evaluation that has ended, if there is an archive, and perhaps remove it."""
         try:
-            if self.context.archive is not None and evaluation.details.archived is None:
+            if self.context.archive is not None and evaluation.details.archive_record is None:
                 await self._store_in_archive(evaluation, self.context.archive)
         except StoreError:
             words = "{evaluation}: not archived: its row cannot be stored"
@@ -584,8 +584,8 @@ class EvaluationRegistry:
         finally:
             evaluation.events.keeps_acknowledged_files = False
             evaluation.events.free_discarded_files()
-            self.archived.evaluations_to_archive.pop(evaluation.details.identifier, None)
-            evaluation.archive_event.set_value(None)
+            self.archive_reader.evaluations_to_archive.pop(evaluation.details.identifier, None)
+            evaluation.archive_completion.set_value(None)
             self._remove_if_unused(evaluation)
 
     async def _store_in_archive(self, evaluation: Evaluation, archive: EvaluationArchive) -> None:
@@ -593,13 +593,13 @@ class EvaluationRegistry:
         details = evaluation.details
 
         async def save_row(stored: ArchiveRecord) -> None:
-            details.archived = stored
+            details.archive_record = stored
             evaluation.save()
             if self.context.store is not None:
                 try:
                     await self.context.store.flush()
                 except StoreError:
-                    details.archived = None
+                    details.archive_record = None
                     evaluation.save()
                     raise
 
@@ -627,37 +627,37 @@ class EvaluationRegistry:
         if not (is_known or evaluation.details.has_pending_callback):
             evaluation.is_row_deleted = True
             return False
-        evaluation.details.archived = None
+        evaluation.details.archive_record = None
         evaluation.save()
         return True
 
     def _on_forgotten(self, evaluation: Evaluation) -> None:
         self._forgotten[evaluation.details.identifier] = evaluation
         if evaluation.events.keeps_acknowledged_files:
-            self.archived.evaluations_to_archive[evaluation.details.identifier] = evaluation
+            self.archive_reader.evaluations_to_archive[evaluation.details.identifier] = evaluation
         evaluation.save()
         self._remove_if_unused(evaluation)
 
     def _remove_if_unused(self, evaluation: Evaluation) -> None:
         """Remove what is left of an evaluation that is forgotten; its events after all readers."""
-        if evaluation.final_state is None or evaluation.events.keeps_acknowledged_files:
+        if evaluation.forgotten_state is None or evaluation.events.keeps_acknowledged_files:
             return
         is_read = evaluation.events.reader_count > 0
-        if not evaluation.cleanup_event.is_set or is_read:
+        if not evaluation.cleanup_completion.is_set or is_read:
             self.submissions.discard_kept_files(evaluation)
-        elif not evaluation.details.is_removed:
-            evaluation.details.is_removed = True
+        elif not evaluation.details.is_directory_removed:
+            evaluation.details.is_directory_removed = True
             self.submissions.release_kept_files(evaluation)
             run_in_background(self._remove(evaluation), log, "defect: the removal has failed")
 
     async def _remove(self, evaluation: Evaluation) -> None:
-        assert evaluation.final_state is not None, "it is forgotten"
-        evaluation.enter_state(evaluation.final_state)
+        assert evaluation.forgotten_state is not None, "it is forgotten"
+        evaluation.enter_state(evaluation.forgotten_state)
         await evaluation.events.discard()
         evaluation.save()
         # A row without files would be a loss; no client waits for it.
-        await self.context.wait_for_commit(starts_now=False)
-        evaluation.events.count_unread_bytes(are_gone=True)
+        await self.context.wait_for_store_flush(starts_now=False)
+        evaluation.events.update_unread_bytes(are_gone=True)
         await self.context.cleanup_queue.attempt_call(
             f"{evaluation.details.log_name}: removal of its events",
             remove_tree,
@@ -668,8 +668,8 @@ class EvaluationRegistry:
     def _delete_unneeded_row(self, evaluation: Evaluation) -> None:
         """Delete the row of a removed evaluation, unless its callback or the archive needs it."""
         details, store = evaluation.details, self.context.store
-        is_needed = details.has_pending_callback or details.archived is not None
-        if store is not None and details.is_removed and not is_needed:
+        is_needed = details.has_pending_callback or details.archive_record is not None
+        if store is not None and details.is_directory_removed and not is_needed:
             evaluation.is_row_deleted = True
             store.delete(details.identifier)
 
@@ -705,7 +705,7 @@ class EvaluationRegistry:
                 kept = await stack.enter_async_context(use)
             except (EvaluationExpired, SubmissionDiscarded) as error:
                 try:
-                    await self.archived.read_status(identifier, caller)
+                    await self.archive_reader.read_status(identifier, caller)
                 except EvaluationExpired:
                     raise error from None
                 use = self.submissions.open_archived_submission(
@@ -747,7 +747,7 @@ class EvaluationRegistry:
         evaluation = evaluation or self._alive.get(identifier)
         if evaluation is not None:
             evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
-            await evaluation.cleanup_event.wait()
+            await evaluation.cleanup_completion.wait()
 
     # Status and lists
 
@@ -766,7 +766,7 @@ class EvaluationRegistry:
         try:
             return self.get_status(identifier, caller)
         except EvaluationExpired:
-            return await self.archived.read_status(identifier, caller)
+            return await self.archive_reader.read_status(identifier, caller)
 
     # Housekeeping and shutdown
 
@@ -774,7 +774,7 @@ class EvaluationRegistry:
         """Forget evaluations that no client asks for. To be called about once a second."""
         seconds = self.context.configuration.evaluations.retain
         for evaluation in self.records.find_idle_evaluations(seconds):
-            if not evaluation.cleanup_event.is_set:
+            if not evaluation.cleanup_completion.is_set:
                 evaluation.stop_as_abandoned()
             self.records.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
 
@@ -813,7 +813,7 @@ class EvaluationRegistry:
                 if (left := deadline - self._clock.seconds()) <= 0:
                     break
                 await deferLater(self._clock, min(left, _LOOK))
-        ends = [evaluation.cleanup_event.wait() for evaluation in self._alive.values()]
+        ends = [evaluation.cleanup_completion.wait() for evaluation in self._alive.values()]
         ended = gatherResults(ends, consumeErrors=True)
         self._stop_alive(lambda _: True)
         if end_seconds is not None:

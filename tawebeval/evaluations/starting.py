@@ -31,12 +31,16 @@ from tawebeval.deferreds import FairQueue, OneShotEvent
 from tawebeval.errors import DiscardedCursor, EvaluationFailure
 from tawebeval.evaluations.building import BuildPlan, build_tree, plan_build
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.eventlog import RecordedStdout, has_marks, read_ended_evaluation
+from tawebeval.evaluations.eventlog import (
+    RecordedStdout,
+    has_batch_marks,
+    read_ended_evaluation_events,
+)
 from tawebeval.evaluations.lifecycle import (
     Evaluation,
     end_evaluation,
     make_log_fields,
-    run_for_evaluation,
+    run_evaluation_task,
 )
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails, RunRow
@@ -63,9 +67,9 @@ def queue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
 
 def start_in_background(evaluation: Evaluation, slots: FairQueue) -> None:
     """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
-    evaluation.slots = slots
+    evaluation.slot_queue = slots
     start = _Start(evaluation, slots)
-    startup = run_for_evaluation(evaluation, start.run())
+    startup = run_evaluation_task(evaluation, start.run())
     if evaluation.run is None and not evaluation.details.state.has_ended:
         start.startup = startup
         evaluation.cancel_start = start.cancel
@@ -76,18 +80,18 @@ def requeue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     details, upload = evaluation.details, evaluation.details.upload_directory
     details.limits = details.environment = details.runner_status = None
     # Of a run that could not be stored; another one would have other events.
-    has_delivered_events = has_marks(evaluation.workspace.output_directory)
+    has_delivered_events = has_batch_marks(evaluation.workspace.output_directory)
     evaluation.events.has_lost_events = has_delivered_events
     with suppress(OSError):  # the start finds what is missing
         if upload is not None and not upload.exists() and evaluation.workspace.root.exists():
             evaluation.workspace.restore_uploaded_files(upload)
     if evaluation.stop_reason is not None:
         evaluation.events.has_events_to_restore = True
-        run_for_evaluation(evaluation, end_evaluation(evaluation, evaluation.stop_reason))
+        run_evaluation_task(evaluation, end_evaluation(evaluation, evaluation.stop_reason))
     elif has_delivered_events:
-        run_for_evaluation(evaluation, end_evaluation(evaluation, _LOST))
+        run_evaluation_task(evaluation, end_evaluation(evaluation, _LOST))
     elif upload is not None and upload.exists() and _is_damaged(upload, details.request.submission):
-        run_for_evaluation(evaluation, end_evaluation(evaluation, _DAMAGED_UPLOAD))
+        run_evaluation_task(evaluation, end_evaluation(evaluation, _DAMAGED_UPLOAD))
     else:
         start_in_background(evaluation, slots)
 
@@ -177,7 +181,9 @@ class _Start:
         request = details.request
         if not request.commit_oid:
             source = self._evaluation.context.checkout_source
-            details.set_commit_oid(await source.resolve_branch(request.repository, details.caller))
+            details.set_request_commit_oid(
+                await source.resolve_branch(request.repository, details.caller)
+            )
             log.info(
                 "{evaluation}: branch {branch} is commit {commit}",
                 branch=request.repository.branch,
@@ -240,7 +246,7 @@ class _Start:
             return checkout
         plan = plan_build(evaluation, checkout)
         while (built := context.checkout_source.find_build(checkout, plan.key)) is None:
-            running = context.builds.get(plan.key)
+            running = context.running_builds.get(plan.key)
             if running is None:
                 built = await self._build(plan, checkout)
                 break
@@ -270,7 +276,7 @@ class _Start:
             start_in_background(build, FairQueue(1))
 
         build = partial(build_tree, evaluation, plan, checkout, start)
-        ended = context.builds[plan.key] = OneShotEvent()
+        ended = context.running_builds[plan.key] = OneShotEvent()
         evaluation.build_state, failure, begin = "running", None, evaluation.wall_clock.read()
         try:
             return await context.checkout_source.store_build(checkout, plan.key, build)
@@ -279,7 +285,7 @@ class _Start:
             raise
         finally:
             evaluation.build_state = None
-            del context.builds[plan.key]
+            del context.running_builds[plan.key]
             ended.set_value(failure)  # after a cancellation another one builds
             evaluation.record_phase("building", begin)
 
@@ -342,7 +348,7 @@ class _Start:
         if evaluation.context.store is not None:
             # The next process of the daemon would begin a run again that has no row: its events
             # might be others.
-            run.hold_output(evaluation.context.store.flush())
+            run.pause_stdout(evaluation.context.store.flush())
         if evaluation.stop_reason is not None:
             run.stop(evaluation.stop_reason)
             run.kill()  # no grace time: no client has seen it run
@@ -350,7 +356,7 @@ class _Start:
 
 def _has_room_for_events(context: EvaluationContext, caller: str) -> bool:
     """Return whether a caller has not used up its parts of the disk and memory for events."""
-    shares = context.unread_events, context.event_memory.pinned_share
+    shares = context.unread_events_share, context.event_memory.pinned_share
     return not any(share.is_quota_used_up(caller) for share in shares)
 
 
@@ -360,7 +366,7 @@ def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedR
     sandboxed = evaluation.sandboxed_run = evaluation.context.sandbox.make_run(
         evaluation.workspace, checkout, evaluation.limits, details.environment
     )
-    sandboxed.is_build = evaluation.take_tree is not None
+    sandboxed.is_build = evaluation.on_tree_built is not None
     sandboxed.job_settings = _list_job_settings(evaluation.context.configuration, details)
     details.runner_status = sandboxed.runner_status
     return sandboxed
@@ -380,7 +386,7 @@ def _list_job_settings(
 def open_stdout(evaluation: Evaluation, markers: Markers) -> RecordedStdout:
     """Open the files of the events of an evaluation. Blocks. Raises: OSError."""
     stdout = evaluation.events.stdout = RecordedStdout(
-        evaluation.events.log,
+        evaluation.events.event_log,
         evaluation.context.open_event_files(evaluation.workspace.output_directory),
         markers,
         evaluation.wall_clock.read,
@@ -418,7 +424,7 @@ def _on_run_ended(evaluation: Evaluation, run: Run) -> None:
         words = "{evaluation}: end of stderr: {stderr!r}"
         log.info(words, **make_log_fields(evaluation.details), stderr=run.stderr_text)
     evaluation.details.run_result = run.result
-    run_for_evaluation(evaluation, end_evaluation(evaluation, run.failure))
+    run_evaluation_task(evaluation, end_evaluation(evaluation, run.failure))
 
 
 def _not_run(why: str | None) -> EvaluationFailure:
@@ -442,7 +448,7 @@ _OTHER_RUNNER = EvaluationFailure(
 
 def restore_events(evaluation: Evaluation) -> None:
     """Make the events of an evaluation that has ended again. Blocks, hardly."""
-    event_log, details = evaluation.events.log, evaluation.details
+    event_log, details = evaluation.events.event_log, evaluation.details
     reason: object = "the files have fewer events than the row"
     if details.markers is not None:
         try:
@@ -470,7 +476,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
     Raises: OSError; StdoutChanged; DiscardedCursor, if the files of discarded events are gone: a
     daemon without an archive has given them back.
     """
-    details, event_log, cursor = evaluation.details, evaluation.events.log, 0
+    details, event_log, cursor = evaluation.details, evaluation.events.event_log, 0
     final, time_ms = evaluation.failure_batch, int(details.state_times["ended"] * 1000)
     if evaluation.events.stdout is None:
         ring = EventRing()
@@ -478,7 +484,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
         yield ring
         return
     try:
-        for ring in read_ended_evaluation(
+        for ring in read_ended_evaluation_events(
             evaluation.workspace.output_directory,
             evaluation.events.stdout.markers,
             final,
@@ -500,7 +506,7 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
     What keeps it from going on ends the evaluation.
     """
     evaluation.details.upload_directory = None
-    evaluation.slots = slots
+    evaluation.slot_queue = slots
     evaluation.events.has_events_to_restore = evaluation.is_resuming = True
     failure, stdout, name = _LOST, None, evaluation.details.log_name
     try:
@@ -513,7 +519,7 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
         assert evaluation.details.markers is not None, "made before the start"
         restored = open_stdout(evaluation, Markers(*evaluation.details.markers))
         restored.restore()
-        evaluation.wall_clock.advance(restored.read_last_time())
+        evaluation.wall_clock.advance(restored.read_last_batch_time())
         _acknowledge_again(evaluation)
         stdout = restored
         _connect(evaluation, row, checkout, sandboxed, stdout)
@@ -527,7 +533,7 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
     else:
         return
     evaluation.events.has_lost_events = failure is _LOST
-    run_for_evaluation(evaluation, _fail(evaluation, stdout, failure))
+    run_evaluation_task(evaluation, _fail(evaluation, stdout, failure))
 
 
 async def _fail(
@@ -546,9 +552,9 @@ async def _fail(
 
 
 def _acknowledge_again(evaluation: Evaluation) -> None:
-    event_log = evaluation.events.log
+    event_log = evaluation.events.event_log
     event_log.acknowledge(min(evaluation.details.begin_cursor, event_log.end_cursor))
-    evaluation.events.count_unread_bytes()
+    evaluation.events.update_unread_bytes()
 
 
 def _connect(
@@ -574,7 +580,7 @@ def _connect(
     evaluation.events.has_events_to_restore = evaluation.stop_reason is not None
     supervise_run(evaluation, run)
     evaluation.events.free_discarded_files()  # not before: it stores a row
-    run.resume_reading()
+    run.parse_inherited_stdout()
     if evaluation.stop_reason is not None:
         run.stop(evaluation.stop_reason)
 
@@ -597,7 +603,9 @@ class InheritedResources:
         runs = {row.identifier: row.run for row in rows if row.run is not None}
         descriptions = [run.sandbox_description for run in runs.values()]
         self.rows = rows
-        self.directory_names = {names[row.identifier] for row in rows if not row.is_removed}
+        self.directory_names = {
+            names[row.identifier] for row in rows if not row.is_directory_removed
+        }
         self.directory_names |= {row.upload_directory.name for row in rows if row.upload_directory}
         self.running_directory_names = {names[identifier] for identifier in runs}
         self.cgroup_names = {each["group"] for each in descriptions if each.get("group")}

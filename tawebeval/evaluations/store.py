@@ -140,9 +140,9 @@ class EvaluationDetails:
       event, b"" without one.
     - `problem`: as in the request, but None for a rerun that is altered. `first_submission_time`:
       of a rerun, when its files were submitted first.
-    - `archived`: what the archive has of it, None without an archive or before.
+    - `archive_record`: what the archive has of it, None without an archive or before.
     - `trace`: the headers traceparent of its span and of its request, None without traces.
-    - `is_removed`: whether nothing of it is left but its copy in the archive, and the callback.
+    - `is_directory_removed`: whether only its copy in the archive and the callback are left of it.
 
     `Evaluation.make_row` sets these members of the row:
 
@@ -180,8 +180,8 @@ class EvaluationDetails:
     run_result: RunResult | None = None
     failure: EvaluationFailure | None = None
     failure_event: bytes = b""
-    archived: ArchiveRecord | None = None
-    is_removed: bool = False
+    archive_record: ArchiveRecord | None = None
+    is_directory_removed: bool = False
     is_cleaned_up: bool = False
     is_forgotten: bool = False
     markers: tuple[bytes, bytes, bytes, bytes] | None = None
@@ -222,7 +222,7 @@ class EvaluationDetails:
         """Drop the fields of the request that only a start needs."""
         self.packed_request = pack_request(self.request.drop_start_only_fields())
 
-    def set_commit_oid(self, oid: str) -> None:
+    def set_request_commit_oid(self, oid: str) -> None:
         """Put the newest commit of the branch into a request without a commit."""
         self.packed_request = pack_request(attrs.evolve(self.request, commit_oid=oid))
 
@@ -230,7 +230,7 @@ class EvaluationDetails:
         """Note the commit that was checked out; it replaces the OID of its tag in the request."""
         self.commit = commit
         if self.request.commit_oid != commit.oid:
-            self.set_commit_oid(commit.oid)
+            self.set_request_commit_oid(commit.oid)
 
     def pack_for_rerun(self) -> bytes:
         """Return the packed request with the seed in use; the callback was for this run."""
@@ -249,7 +249,7 @@ class EvaluationDetails:
         first = self.first_submission_time
         return self.state_times.get("created", 0.0) if first is None else first
 
-    def compute_points(self) -> float | None:
+    def compute_points_fraction(self) -> float | None:
         """Return the part of the points that was reached, less than any for a bad end.
 
         None before the end.
@@ -268,37 +268,37 @@ def format_rfc3339_time(timestamp: float) -> str:
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")
 
 
-class LinkRow(msgspec.Struct, frozen=True):
-    """The links of one evaluation; `last_expiry` is that of the last, in seconds since the epoch.
+class EvaluationLinksRow(msgspec.Struct, frozen=True):
+    """The links of one evaluation; the last expires `last_expiry_time` seconds after the epoch.
 
     Links of another `link_generation` are revoked.
     """
 
     caller: str
     link_generation: bytes
-    last_expiry: int
+    last_expiry_time: int
 
 
 @attrs.frozen
 class Standing:
     """What a caller has reached in a problem.
 
-    Of `submission_count` submissions `ended_count` are evaluated; the last was made at `last_time`,
-    in seconds since the epoch. `best` is the row of the best evaluation, the earliest of several.
+    Of `submission_count` submissions `ended_count` are evaluated; `last_submission_time` is in
+    seconds since the epoch. `best_evaluation` is the row of the best one, the earliest of several.
     """
 
     caller: str
     problem: str
     submission_count: int
     ended_count: int
-    last_time: float
-    best: EvaluationDetails
+    last_submission_time: float
+    best_evaluation: EvaluationDetails
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)  # of a Path
 
 
-def pack(row: msgspec.Struct | EvaluationDetails) -> bytes:
+def pack_row(row: msgspec.Struct | EvaluationDetails) -> bytes:
     """Return a row as bytes of MessagePack."""
     return _encoder.encode(row)
 
@@ -308,7 +308,7 @@ def _make_decoder(kind: type[T]) -> Callable[[bytes], T]:
 
 
 unpack_evaluation = _make_decoder(EvaluationDetails)
-unpack_link = _make_decoder(LinkRow)
+unpack_link = _make_decoder(EvaluationLinksRow)
 
 
 _FAILED = -1e17  # points of a bad end: less than any score
@@ -416,7 +416,7 @@ def _unpack(unpack: Callable[[bytes], T], row: bytes, checksum: int) -> T:
 
 RETRY_SECONDS = 5
 """Seconds between two attempts to write while the disk is full or fails."""
-SAVE_SECONDS = 0.05
+SAVE_DELAY_SECONDS = 0.05
 """Seconds until a change is written that nobody waits for, if no other one is before.
 
 Most evaluations change again meanwhile, and each transaction switches threads ten times.
@@ -428,15 +428,15 @@ class EvaluationStore:
     """The store in the database `path`; made by `open`.
 
     `thread` is a pool of one thread, which reads and writes. The methods `load_*` block; they are
-    for the start, before the first change. `problem` says why changes cannot be written now, None
-    if they can. `transaction_count` is the number of transactions that were committed since the
-    start.
+    for the start, before the first change. `write_failure_reason` says why changes cannot be
+    written now, None if they can. `transaction_count` is the number of transactions that were
+    committed since the start.
     """
 
     _path: Path
     _thread: WorkerThreads
     _clock: IReactorTime
-    problem: str | None = None
+    write_failure_reason: str | None = None
     transaction_count: int = 0
     _lock: int = -1
     _connection: sqlite3.Connection = attrs.field(init=False)
@@ -546,7 +546,7 @@ class EvaluationStore:
         """Return the rows that not only the archive needs, in the order of their numbers."""
         return list(self._load("evaluations", unpack_evaluation).values())
 
-    def load_links(self) -> dict[str, LinkRow]:
+    def load_links(self) -> dict[str, EvaluationLinksRow]:
         """Return the links by the identifiers of their evaluations."""
         return self._load("links", unpack_link)
 
@@ -597,7 +597,7 @@ class EvaluationStore:
         self._write_soon()
 
     def _set_evaluation(self, row: EvaluationDetails) -> None:
-        packed = pack(row)
+        packed = pack_row(row)
         self._waiting["evaluations", row.identifier] = (
             row.identifier,
             packed,
@@ -605,23 +605,23 @@ class EvaluationStore:
             row.sequence_number,
             row.caller,
             row.state_times.get("ended"),
-            None if row.archived is None else row.archived.file_bytes,
-            row.archived is None or not row.is_forgotten or row.has_pending_callback,
+            None if row.archive_record is None else row.archive_record.file_bytes,
+            row.archive_record is None or not row.is_forgotten or row.has_pending_callback,
             row.problem,
             row.submission_time,
-            row.compute_points(),
+            row.compute_points_fraction(),
         )
 
     def delete(self, identifier: str) -> None:
         """Delete the row of an evaluation, if there is one."""
         self._change("evaluations", identifier, None)
 
-    def save_link(self, identifier: str, link: LinkRow | None) -> None:
+    def save_link(self, identifier: str, link: EvaluationLinksRow | None) -> None:
         """Write the links of an evaluation in place of the present ones; None deletes them."""
         self._change("links", identifier, link)
 
     def _change(self, table: Table, name: str, row: msgspec.Struct | None) -> None:
-        packed = b"" if row is None else pack(row)
+        packed = b"" if row is None else pack_row(row)
         values = None if row is None else (name, packed, zlib.crc32(packed))
         self._waiting[table, name] = values
         self._write_soon()
@@ -653,7 +653,7 @@ class EvaluationStore:
         self._is_closed = True
         if self._waiting:
             words = "{problem}; the changes that wait are lost: {count}"
-            log.error(words, problem=self.problem, count=len(self._waiting))
+            log.error(words, problem=self.write_failure_reason, count=len(self._waiting))
         self._cancel_attempt()
         await self._thread.run_in_thread(self._disconnect)
 
@@ -663,10 +663,10 @@ class EvaluationStore:
         os.close(self._lock)
 
     def _write_soon(self) -> None:
-        """Write what waits in `SAVE_SECONDS`, but after a failure with the next attempt."""
+        """Write what waits in `SAVE_DELAY_SECONDS`, but after a failure with the next attempt."""
         is_planned = self._next_attempt is not None and self._next_attempt.active()
         if not (is_planned or self._is_writing or self._is_closed):
-            self._next_attempt = self._clock.callLater(SAVE_SECONDS, self._start_writing)
+            self._next_attempt = self._clock.callLater(SAVE_DELAY_SECONDS, self._start_writing)
 
     def _start_writing(self) -> None:
         if not (self._is_writing or self._is_closed):
@@ -682,14 +682,14 @@ class EvaluationStore:
                 changes, flushing = self._waiting, self._flushing
                 self._waiting, self._flushing = {}, []
                 # After a failure a transaction without changes finds out if others are possible.
-                if changes or self.problem is not None:
+                if changes or self.write_failure_reason is not None:
                     problem = None
                     try:
                         await self._thread.run_in_thread(self._write_changes, changes)
                     except (sqlite3.Error, OSError) as error:
                         problem = describe_database_error(error)
                     self._set_problem(problem)
-                if self.problem is None:
+                if self.write_failure_reason is None:
                     for deferred in flushing:
                         deferred.callback(None)
                     continue
@@ -719,13 +719,13 @@ class EvaluationStore:
 
     def _set_problem(self, problem: SetupProblem | None) -> None:
         """Note whether changes can be written, and have them tried again later if not."""
-        path, had_problem = self._path, self.problem is not None
-        self.problem = None if problem is None else f"{path} cannot be written: {problem}"
+        path, had_problem = self._path, self.write_failure_reason is not None
+        self.write_failure_reason = problem and f"{path} cannot be written: {problem}"
         if problem is not None and not had_problem:
             log.error(
                 "{problem}; until then new evaluations are refused, and changes of the others are"
                 f" tried again every {RETRY_SECONDS} seconds",
-                problem=self.problem,
+                problem=self.write_failure_reason,
             )
         elif problem is None and had_problem:
             log.info("{path} can be written again", path=path)

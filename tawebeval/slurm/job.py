@@ -606,7 +606,7 @@ class SlurmRun(BubblewrapRun):
             has_begun = self.node_program_state is not None
             if self._run is not None and has_begun and not self._is_suspended:
                 self._is_suspended = True
-                self._run.suspend_clock()
+                self._run.reset_clock()
         if self._doubtful_looks >= looks:
             self._sandbox.commands.abandon_job(self.workspace.name)
             explanation = self._explain_loss(self.workspace, queued)
@@ -661,7 +661,7 @@ class SlurmRun(BubblewrapRun):
             status.job = status.node = None
             if process is not None:
                 process.follow_program(process.pid, process.start_time_ticks)
-                self._run.suspend_clock()
+                self._run.reset_clock()
             await threads.run_in_thread(self._start_job, excluded_node)
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
             words = "no job can take the place of the lost one: {error!r}"

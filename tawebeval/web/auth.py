@@ -43,7 +43,7 @@ from tawebeval.errors import (
     Unauthorized,
 )
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.store import EvaluationStore, LinkRow
+from tawebeval.evaluations.store import EvaluationLinksRow, EvaluationStore
 from tawebeval.linux.privileges import ReloadableFiles, find_secret_file, parse_text_file
 from tawebeval.web.server.messages import Query, get_header, get_query_number
 
@@ -387,7 +387,7 @@ class EvaluationLinks:
     _clock: IReactorTime
     _read_wall_clock: Callable[[], float]
     _random_bytes: Callable[[int], bytes]
-    links_by_evaluation: dict[str, LinkRow] = attrs.field(init=False)
+    links_by_evaluation: dict[str, EvaluationLinksRow] = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)  # by request
     readers_share: Share = attrs.field(init=False)
@@ -429,8 +429,8 @@ class EvaluationLinks:
             self._check_room(caller)
         expires = int(self._read_wall_clock()) + lifetime
         generation = known.link_generation if known else self._random_bytes(LINK_GENERATION_BYTES)
-        latest = max(expires, known.last_expiry if known else 0)
-        self._change(identifier, LinkRow(caller, generation, latest))
+        latest = max(expires, known.last_expiry_time if known else 0)
+        self._change(identifier, EvaluationLinksRow(caller, generation, latest))
         await self._store.flush()
         return self._signer.sign_link(identifier, generation, expires), expires
 
@@ -514,7 +514,7 @@ class EvaluationLinks:
             # Clients without tokens cannot be told apart: one could keep all places for 30 days.
             first = min(
                 self.links_by_evaluation,
-                key=lambda identifier: self.links_by_evaluation[identifier].last_expiry,
+                key=lambda identifier: self.links_by_evaluation[identifier].last_expiry_time,
             )
             self._change(first, None)
             self._cut_readers(first)
@@ -523,11 +523,13 @@ class EvaluationLinks:
     def _drop_expired(self) -> None:
         now = self._read_wall_clock()
         for identifier in [
-            name for name, linked in self.links_by_evaluation.items() if linked.last_expiry <= now
+            name
+            for name, linked in self.links_by_evaluation.items()
+            if linked.last_expiry_time <= now
         ]:
             self._change(identifier, None)
 
-    def _change(self, identifier: str, linked: LinkRow | None) -> None:
+    def _change(self, identifier: str, linked: EvaluationLinksRow | None) -> None:
         known = self.links_by_evaluation.pop(identifier, None)
         if known is not None:
             self.evaluations_share.give_back(1, known.caller)

@@ -151,7 +151,7 @@ def send_page(
     except EventsEvicted:
         pass
     except EvaluationExpired:
-        if not registry.archived.is_enabled:
+        if not registry.archive_reader.is_enabled:
             raise
     if page is not None and (is_head or not wait or page.has_events_or_is_last):
         return _prepare_page(request, page, query, wait, is_wait_told, next_path)

@@ -175,12 +175,12 @@ async def write_events(
     `send_heartbeat()` is called after each `HEARTBEAT_SECONDS` without an event. Raises:
     DiscardedCursor, if an acknowledgement has discarded events before they were sent; ServerBusy.
     """
-    with subscription.reading:
+    with subscription.reader_context:
         write(framing.first_bytes)
         while not subscription.has_ended:
             batch = await subscription.read_events(MAX_STREAM_WRITE_BYTES)
             if batch.count:
-                begin = subscription.read_cursor - batch.count
+                begin = subscription.last_read_cursor - batch.count
                 write(flow_control.turns.framed_batches.frame(framing, begin, batch))
             else:
                 clock = flow_control.turns.clock

@@ -659,7 +659,7 @@ class FormReceiverFactory:
         try:
             evaluation = self._registry.find_ended_evaluation(identifier, request.caller)
         except EvaluationExpired:
-            if not self._registry.archived.is_enabled:
+            if not self._registry.archive_reader.is_enabled:
                 raise
             # The archive is read later.
             return FormPreset(

@@ -142,7 +142,7 @@ class ArchiveTestCase(SynchronousTestCase):
         """Archive an evaluation; return whether it was archived."""
 
         async def save_row(stored: ArchiveRecord) -> None:
-            row = EvaluationDetails(name, b"", 0, caller=caller, archived=stored)
+            row = EvaluationDetails(name, b"", 0, caller=caller, archive_record=stored)
             row.state_times["ended"] = ended
             self.rows.save(row)
 
@@ -532,7 +532,7 @@ class StartTests(ArchiveTestCase):
         committed: Deferred[None] = Deferred()
 
         async def save_row(stored: ArchiveRecord) -> None:
-            row = EvaluationDetails("two", b"", 0, caller="alice", archived=stored)
+            row = EvaluationDetails("two", b"", 0, caller="alice", archive_record=stored)
             row.state_times["ended"] = NOW
             self.rows.save(row)
             await committed

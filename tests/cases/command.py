@@ -14,7 +14,7 @@ from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import CommandContext, InterruptHandler, ServerAccess
 from tawebeval.core.events import EventPage
 from tawebeval.errors import RequestError
-from tawebeval.evaluations.reading import EventRequests
+from tawebeval.evaluations.reading import EventReader
 from tawebeval_client import Client, sync_client
 from tawebeval_client.http import HttpRequest, RequestFailure, Response
 from tests.cases.client import ClientTestCase, Line
@@ -94,15 +94,15 @@ class CommandTestCase(ClientTestCase):
     def lose(self, *errors: RequestError) -> None:
         """Let the server answer these to all who read, polls that wait included; then the last."""
         answers = iter(errors)
-        lost, read_page_now = self.line.service.registry.events, EventRequests.read_page_now
+        lost, read_page_now = self.line.service.registry.events, EventReader.read_page_now
 
-        def page(requests: EventRequests, *arguments: Any, **others: Any) -> EventPage:
-            if requests is lost:
+        def page(reader: EventReader, *arguments: Any, **others: Any) -> EventPage:
+            if reader is lost:
                 raise next(answers, errors[-1])
-            return read_page_now(requests, *arguments, **others)
+            return read_page_now(reader, *arguments, **others)
 
         # Each request for a page reads it at once, and a poll waits only if this has none.
-        self.patch(EventRequests, "read_page_now", page)
+        self.patch(EventReader, "read_page_now", page)
 
     def end(self, status: int = 0) -> Any:
         """Return what lets the evaluator print and end, once it has been started."""

@@ -24,7 +24,7 @@ from tawebeval.errors import EvaluationFailure, RequestError
 from tawebeval.evaluations.eventlog import EvaluationEvents, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
-from tawebeval.evaluations.run import KILL_GRACE, Run
+from tawebeval.evaluations.run import KILL_GRACE_SECONDS, Run
 from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm
 from tawebeval.evaluations.starting import queue_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
@@ -49,7 +49,7 @@ from tests.fakes.world import (
 )
 
 CANCELLED = EvaluationFailure("cancelled", "the evaluation was cancelled")
-GRACE = KILL_GRACE
+GRACE = KILL_GRACE_SECONDS
 KEY = b"k" * 32
 END = "end"
 PATIENT = Configuration(
@@ -132,7 +132,7 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the events, as clients will see them."""
-        lines = read_all_segments(self.evaluation.events.log).lines.splitlines()
+        lines = read_all_segments(self.evaluation.events.event_log).lines.splitlines()
         return [json.loads(line) for line in lines]
 
     def assert_removed(self) -> None:
@@ -148,8 +148,8 @@ class EvaluationTestCase(SynchronousTestCase):
         Returns the final event's payload.
         """
         self.world.turn()
-        self.assertTrue(self.evaluation.cleanup_event.is_set)
-        self.assertTrue(self.evaluation.events.log.has_ended)
+        self.assertTrue(self.evaluation.cleanup_completion.is_set)
+        self.assertTrue(self.evaluation.events.event_log.has_ended)
         self.assertIs(self.evaluation.details.state, state)
         self.assertTrue(state.has_ended)
         self.assert_removed()
@@ -180,9 +180,9 @@ class WatchedEvents(EvaluationEvents):
 
     announcements = 0
 
-    def announce(self) -> None:
+    def notify_readers(self) -> None:
         self.announcements += 1
-        super().announce()
+        super().notify_readers()
 
 
 class RunTestCase(SynchronousTestCase):
@@ -360,7 +360,7 @@ class RegistryTestCase(SynchronousTestCase):
     def send_all(self, identifier: str, caller: str = "") -> None:
         subscription = self.registry.events.subscribe(identifier, None, caller)
         assert subscription is not None
-        with subscription.reading:
+        with subscription.reader_context:
             self.read(subscription)
 
     def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:

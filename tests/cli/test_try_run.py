@@ -205,8 +205,8 @@ class PagesTests(SynchronousTestCase):
         self.assertEqual("".join(texts).encode(), b"".join(self.lines))
         assert isinstance(last, ErrorEvent)
         self.assertEqual(last.members["status"], 3)
-        self.assertTrue(self.evaluation.cleanup_event.is_set)
-        self.assertEqual(self.events.log.begin_cursor, self.events.log.end_cursor)
+        self.assertTrue(self.evaluation.cleanup_completion.is_set)
+        self.assertEqual(self.events.event_log.begin_cursor, self.events.event_log.end_cursor)
 
     def test_cancellations_lose_no_event_of_a_full_buffer(self) -> None:
         reading = Deferred.fromCoroutine(self.read())

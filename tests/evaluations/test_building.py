@@ -12,7 +12,7 @@ from tawebeval.config import Configuration, EvaluationSettings, SandboxSettings
 from tawebeval.core.evaluations import Checkout, Commit, TreeCopier
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.building import plan_build
-from tawebeval.evaluations.context import FixedCheckout
+from tawebeval.evaluations.context import FixedCheckoutSource
 from tawebeval.git.fetch_limits import TreeLimits
 from tests.fakes.world import OID, TREE, make_request
 
@@ -45,7 +45,7 @@ class FixedCheckoutTests(SynchronousTestCase):
         self.built = self.root / "built"
         self.built.mkdir(parents=True)
         self.checkout = Checkout(Commit(OID, TREE), self.root / "checkout", lambda: None)
-        self.source = FixedCheckout(self.checkout, TreeLimits(2, 100).check_tree)
+        self.source = FixedCheckoutSource(self.checkout, TreeLimits(2, 100).check_tree)
 
     def store(self) -> Deferred[Checkout]:
         async def build(take_tree: TreeCopier) -> tuple[int, int]:

@@ -108,7 +108,7 @@ class BuildTests(EvaluationTestCase):
 
     def test_evaluation_that_waits_for_a_build_uses_no_checkout(self) -> None:
         self.renew()
-        builds, repositories = self.evaluation.context.builds, self.world.repositories
+        builds, repositories = self.evaluation.context.running_builds, self.world.repositories
         checkout = Checkout(Commit(OID, TREE), self.tree, lambda: None)
         key = plan_build(self.evaluation, checkout).key
         builds[key] = OneShotEvent()
@@ -572,9 +572,9 @@ class StopTests(SlowTestCase):
 class CleanUpTests(SlowTestCase):
     def test_event_log_and_run_slot_are_closed_before_directories_are_removed(self) -> None:
         threads = self.slow_threads()
-        over: Deferred[None] = self.evaluation.cleanup_event.wait()
+        over: Deferred[None] = self.evaluation.cleanup_completion.wait()
         self.run_to_the_clean_up(threads)
-        self.assertTrue(self.evaluation.events.log.has_ended)
+        self.assertTrue(self.evaluation.events.event_log.has_ended)
         self.assertEqual(self.released, 1)
         self.assertNoResult(over)
         threads.finish()
@@ -593,7 +593,7 @@ class CleanUpTests(SlowTestCase):
         self.patch(Workspace, "remove_all_but_output", remove_later)
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.cleanup_event.is_set)
+        self.assertTrue(self.evaluation.cleanup_completion.is_set)
         submission = self.evaluation.workspace.submission_directory
         cleanups = self.evaluation.context.cleanup_queue
         cleanups.retry_next_calls()
@@ -608,7 +608,7 @@ class CleanUpTests(SlowTestCase):
         self.patch(Workspace, "remove_all_but_output", lambda *_, keep_submission: 1 // 0)
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.cleanup_event.is_set)
+        self.assertTrue(self.evaluation.cleanup_completion.is_set)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_cgroup_that_cannot_be_removed_is_tried_again_later(self) -> None:
@@ -624,7 +624,7 @@ class CleanUpTests(SlowTestCase):
         self.patch(FakeSandboxedRun, "close", close_later)
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.cleanup_event.is_set)
+        self.assertTrue(self.evaluation.cleanup_completion.is_set)
         self.assert_removed()
         cleanups = self.evaluation.context.cleanup_queue
         cleanups.retry_next_calls()

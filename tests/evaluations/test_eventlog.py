@@ -49,7 +49,7 @@ from tawebeval.evaluations.eventlog import (
     EventFiles,
     RecordedStdout,
     make_segment_load_slots,
-    read_ended_evaluation,
+    read_ended_evaluation_events,
 )
 from tawebeval.evaluations.reading import Subscription
 from tests.cases.strategies import (
@@ -133,7 +133,7 @@ class LogMachine(RuleBasedStateMachine):
         """Read all events again, the acknowledged ones and a final one, too."""
         final = encode_error_event("exit", "it has ended")
         count = len(self.seen) + 1
-        rings = read_ended_evaluation(
+        rings = read_ended_evaluation_events(
             self.directory, MARKERS, final, 9, max_output=MAX_OUTPUT, end_cursor=count
         )
         found: list[bytes] = []
@@ -158,12 +158,12 @@ class LogMachine(RuleBasedStateMachine):
         self.discard()
 
     def discard(self) -> None:
-        self.recorded.log.acknowledge(self.acknowledged)
+        self.recorded.event_log.acknowledge(self.acknowledged)
         while self.recorded.has_discarded_files and not self.keeps_files:
             self.recorded.free_discarded_files()
 
     def read(self, cursor: int, max_bytes: int) -> list[bytes]:
-        log = self.recorded.log
+        log = self.recorded.event_log
         while True:
             try:
                 batch = log.read_events(cursor, max_bytes, str)
@@ -231,7 +231,7 @@ class LogMachine(RuleBasedStateMachine):
             with (self.directory / name).open("ab") as file:
                 file.write(torn)
         self.open()
-        assert self.recorded.log.end_cursor >= len(self.seen)
+        assert self.recorded.event_log.end_cursor >= len(self.seen)
         for cursor in range(self.acknowledged, len(self.seen), 7):
             assert self.read(cursor, 1) == self.seen[cursor : cursor + 1]
         self.look()
@@ -283,17 +283,21 @@ class ChangedStdoutTests(SynchronousTestCase):
         return recorded
 
     def test_reading_evicted_events_fails_if_stdout_was_changed(self) -> None:
-        evicted = self.assertRaises(EventsEvicted, self.recorded.log.read_events, 0, 1).segment
+        evicted = self.assertRaises(
+            EventsEvicted, self.recorded.event_log.read_events, 0, 1
+        ).segment
         self.recorded.parse_evicted_segment(evicted)
         with (self.directory / "stdout").open("r+b") as file:
             file.write(b"L")
         self.assertRaises(StdoutChanged, self.recorded.parse_evicted_segment, evicted)
-        evicted = self.assertRaises(EventsEvicted, self.restore().log.read_events, 0, 1).segment
+        evicted = self.assertRaises(
+            EventsEvicted, self.restore().event_log.read_events, 0, 1
+        ).segment
         self.assertRaises(StdoutChanged, self.recorded.parse_evicted_segment, evicted)
 
     def test_restoring_delivered_events_fails_if_stdout_was_truncated(self) -> None:
         self.recorded.flush_partial_line()
-        self.assertEqual(self.restore().log.end_cursor, self.recorded.log.end_cursor)
+        self.assertEqual(self.restore().event_log.end_cursor, self.recorded.event_log.end_cursor)
         os.truncate(self.directory / "stdout", 260)
         self.assertRaises(StdoutChanged, self.restore)
 
@@ -303,8 +307,8 @@ class ChangedStdoutTests(SynchronousTestCase):
             with (self.directory / "stdout").open("r+b") as file:
                 file.seek(place, os.SEEK_END if place else os.SEEK_SET)
                 file.write(b"L")
-            count = self.recorded.log.end_cursor
-            rings = read_ended_evaluation(
+            count = self.recorded.event_log.end_cursor
+            rings = read_ended_evaluation_events(
                 self.directory, MARKERS, EMPTY_BATCH, 0, max_output=MAX_OUTPUT, end_cursor=count
             )
             count = 0
@@ -317,14 +321,14 @@ class ChangedStdoutTests(SynchronousTestCase):
         self.print(b"within, beyond\n", 506)
         self.recorded.finish()
         printed = b'{"type":"text","payload":"within"}\n'
-        segment = self.recorded.log.segments[-1]
+        segment = self.recorded.event_log.segments[-1]
         ring = self.recorded.parse_evicted_segment(segment)
         self.assertEqual(ring.read_events(ring.end_cursor - 1, PLENTY).lines, printed)
 
     def test_restoring_parses_only_the_stdout_of_delivered_events(self) -> None:
         self.print(b"\n" * 1_000_000)
         recorded = self.restore()
-        self.assertGreaterEqual(recorded.log.end_cursor, self.recorded.log.end_cursor)
+        self.assertGreaterEqual(recorded.event_log.end_cursor, self.recorded.event_log.end_cursor)
         self.assertLess(recorded.stdout_bytes, 70_000)
 
     def test_file_that_was_awaited_is_awaited_again_after_a_restart(self) -> None:
@@ -333,13 +337,13 @@ class ChangedStdoutTests(SynchronousTestCase):
         recorded.feed(self.files.read_stdout(recorded.stdout_bytes, 600))
         self.assertIsNotNone(recorded.parser.awaited_file)
         answer_file(recorded, b"content")
-        self.assertEqual(self.restore().log.end_cursor, recorded.log.end_cursor)
+        self.assertEqual(self.restore().event_log.end_cursor, recorded.event_log.end_cursor)
 
     def test_zero_bytes_at_the_end_of_the_segments_file_lose_no_event(self) -> None:
         self.recorded.finish()
         with (self.directory / "segments").open("ab") as file:
             file.write(bytes(50))  # by a power failure
-        self.assertEqual(self.restore().log.end_cursor, self.recorded.log.end_cursor)
+        self.assertEqual(self.restore().event_log.end_cursor, self.recorded.event_log.end_cursor)
 
     def test_restoring_delivered_events_fails_if_a_printed_file_is_missing(self) -> None:
         self.print(FILE + b"end\n", 600)
@@ -358,7 +362,7 @@ class ChangedStdoutTests(SynchronousTestCase):
             while self.recorded.parser.has_pending_input:
                 self.recorded.parse_pending()
         self.recorded.finish()
-        for log in (self.recorded.log, self.restore().log):
+        for log in (self.recorded.event_log, self.restore().event_log):
             sources = [one.source for one in log.segments if one.source is not None]
             self.assertEqual(sources[-1].stdout_end, self.recorded.stdout_bytes)
             self.assertLess(max(one.stdout_end - one.stdout_begin for one in sources), 200_000)
@@ -371,11 +375,13 @@ class ChangedStdoutTests(SynchronousTestCase):
             if self.recorded.parser.awaited_file is not None:
                 answer_file(self.recorded, b"x" * 30)
         for recorded in (self.recorded, self.restore()):
-            recorded.log.acknowledge(self.recorded.log.end_cursor - 20)
+            recorded.event_log.acknowledge(self.recorded.event_log.end_cursor - 20)
             recorded.free_discarded_files()
-            evicted = recorded.log.begin_cursor
-            segment = self.assertRaises(EventsEvicted, recorded.log.read_events, evicted, 1).segment
-            recorded.log.load_segment(segment, recorded.parse_evicted_segment(segment))
+            evicted = recorded.event_log.begin_cursor
+            segment = self.assertRaises(
+                EventsEvicted, recorded.event_log.read_events, evicted, 1
+            ).segment
+            recorded.event_log.load_segment(segment, recorded.parse_evicted_segment(segment))
         self.assertLess(len(list((self.directory / "files").iterdir())), 30)
 
     def test_read_with_many_large_events_is_several_segments(self) -> None:
@@ -386,7 +392,7 @@ class ChangedStdoutTests(SynchronousTestCase):
                 self.recorded.parse_pending()
             else:
                 answer_file(self.recorded, b"x" * 100_000)
-        self.assertLess(self.recorded.log._memory.share.used, 1_000_000)
+        self.assertLess(self.recorded.event_log._memory.share.used, 1_000_000)
 
     def test_partial_write_of_events_raises_oserror(self) -> None:
         for name in ("write", "pwrite"):
@@ -398,10 +404,10 @@ class ChangedStdoutTests(SynchronousTestCase):
         for begin in range(500, 4_000_000, 65536):
             self.recorded.feed(self.files.read_stdout(begin, begin + 65536))
         before = (self.directory / "stdout").stat().st_blocks
-        self.recorded.log.acknowledge(self.recorded.log.end_cursor - 1)
+        self.recorded.event_log.acknowledge(self.recorded.event_log.end_cursor - 1)
         self.recorded.free_discarded_files()
         self.assertLess((self.directory / "stdout").stat().st_blocks, before / 4)
-        lines = self.recorded.log.read_events(self.recorded.log.end_cursor - 1, 1).lines
+        lines = self.recorded.event_log.read_events(self.recorded.event_log.end_cursor - 1, 1).lines
         self.assertEqual(lines, b'{"type":"text","payload":"long line"}\n')
 
 
@@ -552,12 +558,12 @@ class ReadingMachine(RuleBasedStateMachine):
         """Read a stream to the end, or to events that are discarded."""
         subscription = Subscription(cursor, self.events)
         try:
-            with subscription.reading:
+            with subscription.reader_context:
                 while not subscription.has_ended:
                     batch = await subscription.read_events(300)
                     self.check(cursor, batch)
                     cursor += batch.count
-                    assert subscription.read_cursor == cursor
+                    assert subscription.last_read_cursor == cursor
                     if not batch.count and not subscription.has_ended:
                         await subscription.wait_for_events(60, Clock())
         except DiscardedCursor:
@@ -674,7 +680,7 @@ class DamageTests(ReadingTestCase):
         self.threads.step()
         self.assertIs(self.successResultOf(found), EVENTS_LOST_ERROR)
         self.assertTrue(subscription.has_ended)
-        self.assertEqual(subscription.read_cursor, self.log.end_cursor)
+        self.assertEqual(subscription.last_read_cursor, self.log.end_cursor)
 
     def test_reading_events_without_free_descriptors_raises_busy_and_can_be_repeated(self) -> None:
         def fail(segment: object) -> object:

@@ -245,7 +245,7 @@ class MemoryTests(EvaluationTestCase):
         )
 
     def read_all(self) -> None:
-        self.evaluation.events.acknowledge(self.evaluation.events.log.end_cursor)
+        self.evaluation.events.acknowledge(self.evaluation.events.event_log.end_cursor)
 
     def test_failure_does_not_keep_its_traceback(self) -> None:
         self.world.repositories.fail("repository", "could not be fetched", stderr="x" * 8192)

@@ -215,12 +215,12 @@ class Comparison(RuleBasedStateMachine):
             if identifier in self.registry.records:
                 assert not model.forgotten
                 model.real = self.registry.records[identifier]
-                model.acknowledged = model.real.events.log.begin_cursor
+                model.acknowledged = model.real.events.event_log.begin_cursor
                 model.asked, model.paged = self.now, float("-inf")
             else:
                 assert model.forgotten
                 model.real.events.unread_bytes = 0
-                model.real.events.log.discard()
+                model.real.events.event_log.discard()
                 model.acknowledged = model.newest
 
     @property
@@ -308,7 +308,7 @@ class Comparison(RuleBasedStateMachine):
 
     def check_discarded(self, model: Model) -> None:
         """Assert that what was acknowledged is discarded, and nothing else."""
-        assert model.real.events.log.begin_cursor == model.acknowledged
+        assert model.real.events.event_log.begin_cursor == model.acknowledged
         if model.read is not None and model.acknowledged > len(model.read):
             model.read = None  # others have acknowledged events that this reader has not read
 
@@ -317,7 +317,7 @@ class Comparison(RuleBasedStateMachine):
     def request(self, identifier: str, after: str | None) -> EventPage | errors.RequestError:
         """Request a page, and assert that the answer is the contract's."""
         model = self.models[identifier]
-        oldest = model.real.events.log.begin_cursor
+        oldest = model.real.events.event_log.begin_cursor
         asked = Deferred.fromCoroutine(self.registry.events.read_page(identifier, after))
         asked.addErrback(lambda failure: failure.value)
         answer: EventPage | errors.RequestError = asked.result
@@ -392,7 +392,7 @@ class Machine(Comparison):
     def wait(self, number: int, seconds: int) -> None:
         identifier, model = self.pick(number)
         after = model.newest
-        if after < model.real.events.log.begin_cursor:
+        if after < model.real.events.event_log.begin_cursor:
             return
         waiting = Deferred.fromCoroutine(answer(self.registry, identifier, str(after), seconds))
         if model.forgotten:
@@ -421,7 +421,7 @@ class Machine(Comparison):
         """Let somebody follow an evaluation by a stream, from some events back on."""
         identifier, model = self.pick(number)
         first = max(model.newest - back, 0)
-        oldest = model.real.events.log.begin_cursor
+        oldest = model.real.events.event_log.begin_cursor
         try:
             subscription = self.registry.events.subscribe(identifier, str(first))
         except errors.EvaluationExpired:
@@ -500,7 +500,7 @@ class Machine(Comparison):
         """Count what there is, and in memory no more than the newest segments beyond the bound."""
         counted = sum(model.real.events.unread_bytes for model in self.models.values())
         assert self.world.disk.used == counted
-        logs = [model.real.events.log for model in self.models.values()]
+        logs = [model.real.events.event_log for model in self.models.values()]
         rings = [one.ring for log in logs for one in log.segments if one.ring is not None]
         assert self.world.memory.share.used == sum(ring.memory_bytes for ring in rings)
         assert len(self.world.store.rows) <= RUNNING + QUEUED + KEPT + len(self.streams)

@@ -407,7 +407,7 @@ class RunningTests(RestoringTestCase):
                 self.assertEqual((page["data"], page["end"]), (["lost"], "end"))
                 subscription = self.registry.events.subscribe(identifier, each)
                 assert subscription is not None
-                with subscription.reading:
+                with subscription.reader_context:
                     self.assertFalse(subscription.has_ended)
                     reading = Deferred.fromCoroutine(subscription.read_events(99))
                     read = self.successResultOf(reading)
@@ -625,7 +625,7 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.last_event(identifier), before)
 
     def last_event(self, identifier: str) -> bytes:
-        cursor = str(self.registry.records[identifier].events.log.end_cursor - 1)
+        cursor = str(self.registry.records[identifier].events.event_log.end_cursor - 1)
         return self.registry.events.read_page_now(
             identifier, cursor, includes_times=True
         ).events.lines
@@ -695,7 +695,7 @@ class CallbackTests(RestoringTestCase):
     def test_row_of_a_removed_evaluation_is_deleted_if_the_removal_was_cut_short(self) -> None:
         identifier = self.accept()
         self.finish(self.world.child)
-        self.restart(lambda row: attrs.evolve(row, is_forgotten=True, is_removed=True))
+        self.restart(lambda row: attrs.evolve(row, is_forgotten=True, is_directory_removed=True))
         self.assertEqual((self.world.store.rows, self.list_all()), ({}, []))
         self.assert_refused(EvaluationExpired, identifier)
 

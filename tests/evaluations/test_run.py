@@ -14,7 +14,7 @@ from tawebeval.config import LimitSettings
 from tawebeval.core import segi
 from tawebeval.core.segi import PrintedFile, SegiParser
 from tawebeval.errors import EvaluationFailure, FailureReason, make_limit_failure
-from tawebeval.evaluations.run import PARTIAL_LINE_DELAY
+from tawebeval.evaluations.run import PARTIAL_LINE_DELAY_SECONDS
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.sandbox.workspace import FileRefused
@@ -194,7 +194,7 @@ class TimeoutTests(RunTestCase):
 
     def test_suspended_run_has_its_whole_time_limit_after_the_clock_restarts(self) -> None:
         self.clock.advance(9)
-        self.run_.suspend_clock()
+        self.run_.reset_clock()
         self.clock.advance(1000)
         self.assertEqual((self.child.signals, self.run_.deadline), ([], None))
         self.assertEqual(self.changes, 1)
@@ -342,7 +342,7 @@ class OutputTests(RunTestCase):
             run = self.make_run(deadline=100)
             child = FakeChild(self.clock, run)
             run.makeConnection(child)
-            run.resume_reading()
+            run.parse_inherited_stdout()
             self.assertEqual(child.signals, signals)
 
     def test_slow_reads_end_the_run(self) -> None:
@@ -367,7 +367,7 @@ PLAIN = "application/octet-stream"
 
 class PartialLineTests(RunTestCase):
     def test_partial_line_waits_20_ms_for_its_rest(self) -> None:
-        self.assertEqual(PARTIAL_LINE_DELAY, 0.02)
+        self.assertEqual(PARTIAL_LINE_DELAY_SECONDS, 0.02)
         self.child.print(b"one\nhalf a li")
         self.clock.advance(0.0199)
         self.assertEqual((self.events(), self.events_.announcements), (["one"], 1))
@@ -431,7 +431,7 @@ class FileTests(RunTestCase):
         run.makeConnection(child)
         self.turn()
         self.wanted.clear()
-        run.resume_reading()
+        run.parse_inherited_stdout()
         self.turn()
         self.assertEqual([path for path, _ in self.wanted], ["a"])
 

@@ -186,9 +186,9 @@ class KeptTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         with mock.patch.object(MemoryEventFiles, "close", side_effect=OSError(errno.EIO, "no")):
             self.finish(child)
-        self.assertEqual(self.registry.records.ended_share.used, 1)
+        self.assertEqual(self.registry.records.ended_evaluations_share.used, 1)
         self.assertEqual(self.consume(identifier), ["a", "\n"])
-        self.assertEqual(self.registry.records.ended_share.used, 0)
+        self.assertEqual(self.registry.records.ended_evaluations_share.used, 0)
         self.flushLoggedErrors(OSError)
 
     def test_evaluation_sent_before_its_clean_up_is_expired_first(self) -> None:
@@ -198,7 +198,7 @@ class KeptTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.send_all(identifier)
-        self.assertEqual(self.registry.records.ended_share.used, 0)
+        self.assertEqual(self.registry.records.ended_evaluations_share.used, 0)
         threads.tidied.open()
         other, _ = self.fill()
         self.assert_refused(EvaluationExpired, identifier)
@@ -210,7 +210,7 @@ class KeptTests(RegistryTestCase):
         self.send_all(second)
         subscription = self.registry.events.subscribe(second, None)
         assert subscription is not None
-        with subscription.reading:  # another stream
+        with subscription.reader_context:  # another stream
             self.assertRaises(ServerBusy, self.registry.check_readiness)
         self.registry.check_readiness()
         self.assertIn(second, self.registry.records)
@@ -235,7 +235,7 @@ class KeptTests(RegistryTestCase):
         first, _ = self.fill()
         subscription = self.registry.events.subscribe(first, None)
         assert subscription is not None
-        with self.assertRaises(ConnectionError), subscription.reading:
+        with self.assertRaises(ConnectionError), subscription.reader_context:
             self.read(subscription)
             raise ConnectionError
         self.refuse()
@@ -263,7 +263,7 @@ class DiskTests(RegistryTestCase):
         self.finish(child)
         subscription = self.registry.events.subscribe(identifier, None)
         assert subscription is not None
-        with subscription.reading:
+        with subscription.reader_context:
             self.page(identifier, END)
             self.assertEqual(self.world.disk.used, 2)
             self.assertEqual(self.read(subscription).count, 2)
@@ -281,7 +281,7 @@ class SpoolTests(RegistryTestCase):
     def send(self, size: int, **settings: Any) -> str:
         self.registry.submissions.share.take_within_quota(size, "")
         return self.registry.accept_form(
-            ReceivedForm(make_request(), Path("/uploads/some"), upload_bytes=size, **settings)
+            ReceivedForm(make_request(), Path("/uploads/some"), upload_size=size, **settings)
         )
 
     def test_upload_counts_until_its_directories_are_removed(self) -> None:
@@ -320,7 +320,7 @@ class NothingLeftTests(RegistryTestCase):
         self.ask(identifier, "0", 20)
         subscription = self.registry.events.subscribe(identifier, "0")
         assert subscription is not None
-        with subscription.reading:
+        with subscription.reader_context:
             self.read(subscription, 100)
         self.finish(child)
         del child, subscription

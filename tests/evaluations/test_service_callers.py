@@ -215,7 +215,7 @@ class KeptShareTests(KeptShareTestCase):
                 identifier, None, "alice", is_observer=is_observer
             )
             assert subscription is not None
-            with contextlib.suppress(ServerBusy), subscription.reading:
+            with contextlib.suppress(ServerBusy), subscription.reader_context:
                 counts = events.reader_count, events.observer_count
                 self.assertEqual(counts, (int(not is_observer), int(is_observer)))
                 self.read(subscription)
@@ -439,7 +439,7 @@ class ArchiveTests(RegistryTestCase):
         self.registry = self.make()
 
     def status(self, identifier: str) -> dict[str, object] | None:
-        reading = Deferred.fromCoroutine(self.registry.archived.read_status(identifier, ""))
+        reading = Deferred.fromCoroutine(self.registry.archive_reader.read_status(identifier, ""))
         reading.addErrback(lambda failure: failure.trap(EvaluationExpired) and None)
         return self.successResultOf(reading)
 
@@ -462,7 +462,7 @@ class ArchiveTests(RegistryTestCase):
         self.assertTrue(self.archive.on_removal(identifier))
         self.assertIsNone(self.status(identifier))
         (row,) = self.world.store.load_live()
-        self.assertEqual((row.identifier, row.archived), (identifier, None))
+        self.assertEqual((row.identifier, row.archive_record), (identifier, None))
         self.assertEqual(self.consume(identifier), ["a", "\n"])
         self.assertEqual(self.world.store.rows, {})
         self.assertFalse(self.archive.on_removal(identifier))
@@ -497,9 +497,9 @@ class ArchiveTests(RegistryTestCase):
         record = self.registry.records[identifier]
         self.page(identifier, END)
         self.assertTrue(record.events.keeps_acknowledged_files)
-        self.assertEqual((record.details.is_removed, self.world.disk.used), (False, 2))
+        self.assertEqual((record.details.is_directory_removed, self.world.disk.used), (False, 2))
         self.archive.gate.open()
-        self.assertEqual((record.details.is_removed, self.world.disk.used), (True, 0))
+        self.assertEqual((record.details.is_directory_removed, self.world.disk.used), (True, 0))
 
     def test_submission_is_archived_though_all_events_were_received_before(self) -> None:
         self.archive.gate.shut = True
@@ -520,7 +520,7 @@ class ArchiveTests(RegistryTestCase):
         self.finish(child)
         self.consume(identifier)
         self.assertEqual([one["evaluation_id"] for one in self.list_all()], [identifier])
-        reader = self.registry.archived
+        reader = self.registry.archive_reader
         first = Deferred.fromCoroutine(reader.read_status(identifier, ""))
         self.world.clock.advance(4.999)
         second = Deferred.fromCoroutine(reader.subscribe(identifier, None, "", 0))

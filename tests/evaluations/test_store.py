@@ -48,14 +48,14 @@ from tawebeval.errors import (
 from tawebeval.evaluations import store as store_module
 from tawebeval.evaluations.store import (
     RETRY_SECONDS,
-    SAVE_SECONDS,
+    SAVE_DELAY_SECONDS,
     EvaluationDetails,
+    EvaluationLinksRow,
     EvaluationStore,
-    LinkRow,
     RunResult,
     RunRow,
     Standing,
-    pack,
+    pack_row,
     unpack_evaluation,
 )
 from tawebeval.linux.cgroups import ResourceUsage
@@ -79,7 +79,7 @@ def make_row(
 
 def make_archived_row(number: int, caller: str = "bob", size: int = 10) -> EvaluationDetails:
     """Return the row of an archived evaluation, which has ended at 100 seconds less `number`."""
-    row = make_row(number, caller, archived=ArchiveRecord(size, 3))
+    row = make_row(number, caller, archive_record=ArchiveRecord(size, 3))
     row.state, row.state_times["ended"] = EvaluationState.FINISHED, 100.0 - number
     return row
 
@@ -107,15 +107,15 @@ WHOLE_ROW = EvaluationDetails(
     failure=EvaluationFailure("lost", "why", {"a": 1, "b": "c"}, is_daemon_fault=False),
     begin_cursor=3,
     has_lost_events=True,
-    archived=ArchiveRecord(1, 2),
+    archive_record=ArchiveRecord(1, 2),
 )
 
 
 class RowTests(SynchronousTestCase):
     def test_unpacked_row_equals_the_packed_one(self) -> None:
         for row in (WHOLE_ROW, make_row(1)):
-            unpacked = unpack_evaluation(pack(row))
-            self.assertEqual(pack(unpacked), pack(row))
+            unpacked = unpack_evaluation(pack_row(row))
+            self.assertEqual(pack_row(unpacked), pack_row(row))
             for name in ("state", "commit", "environment", "run", "run_result"):
                 self.assertEqual(getattr(unpacked, name), getattr(row, name))
 
@@ -159,7 +159,7 @@ class WritingTests(StoreTestCase):
         self.database = self.store
 
     def commit_all(self) -> None:
-        self.clock.advance(SAVE_SECONDS)
+        self.clock.advance(SAVE_DELAY_SECONDS)
         while self.threads.waiting:
             self.threads.step()
 
@@ -208,7 +208,7 @@ class WritingTests(StoreTestCase):
         self.successResultOf(flushed)
         self.assertEqual([row.begin_cursor for row in self.store.load_live()], [8])
         self.assertEqual((self.database.transaction_count, self.threads.waiting), (1, []))
-        self.clock.advance(SAVE_SECONDS)
+        self.clock.advance(SAVE_DELAY_SECONDS)
         self.threads.step()
         self.assertEqual([row.sequence_number for row in self.store.load_live()], [1, 3])
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -216,7 +216,7 @@ class WritingTests(StoreTestCase):
     def test_flush_that_no_client_waits_for_starts_no_transaction(self) -> None:
         waiting = [self.store.flush_soon()]
         self.assertEqual(self.threads.waiting, [])
-        self.clock.advance(SAVE_SECONDS)
+        self.clock.advance(SAVE_DELAY_SECONDS)
         self.successResultOf(waiting.pop())  # nothing was to be written
         for urgent in (True, False):
             self.store.save(make_row(1))
@@ -225,7 +225,7 @@ class WritingTests(StoreTestCase):
             if urgent:
                 self.store.flush()
             else:
-                self.clock.advance(SAVE_SECONDS)
+                self.clock.advance(SAVE_DELAY_SECONDS)
             self.assertNoResult(waiting[-1])
             self.threads.step()
             self.successResultOf(waiting[-1])
@@ -252,7 +252,7 @@ class WritingTests(StoreTestCase):
             self.assertEqual(self.store.find_last_sequence_number(), highest)
 
     def test_link_row_is_kept_when_the_row_of_its_evaluation_is_deleted(self) -> None:
-        link = LinkRow("bob", b"generation", 7)
+        link = EvaluationLinksRow("bob", b"generation", 7)
         self.store.save_link("e1", link)
         self.store.delete("e1")
         self.commit_all()
@@ -278,7 +278,7 @@ class WritingTests(StoreTestCase):
             self.commit_all()
         (line,) = map(formatEvent, events)
         self.assertIn("is full; free some disk space", line)
-        self.assertIn("is full; free some disk space", self.store.problem or "")
+        self.assertIn("is full; free some disk space", self.store.write_failure_reason or "")
         self.assertEqual([row.form_digest for row in self.store.load_live()], [b""])
         # A change alone makes no attempt.
         self.store.save(make_row(3))
@@ -290,7 +290,7 @@ class WritingTests(StoreTestCase):
             self.clock.advance(RETRY_SECONDS)
             self.commit_all()
         self.assertEqual(
-            ([formatEvent(event) for event in events], self.store.problem),
+            ([formatEvent(event) for event in events], self.store.write_failure_reason),
             ([f"{self.path} can be written again"], None),
         )
         self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001, 0])
@@ -302,10 +302,10 @@ class WritingTests(StoreTestCase):
         self.commit_all()
         self.failureResultOf(added, StoreError)
         self.limit_pages(2**20)
-        self.assertIsNotNone(self.store.problem)
+        self.assertIsNotNone(self.store.write_failure_reason)
         self.clock.advance(RETRY_SECONDS)
         self.commit_all()
-        self.assertIsNone(self.store.problem)
+        self.assertIsNone(self.store.write_failure_reason)
 
     def test_close_logs_the_number_of_changes_that_a_full_disk_loses(self) -> None:
         self.limit_pages(1)
@@ -346,7 +346,7 @@ class ArchivedTests(StoreTestCase):
         for number in range(1, 7):
             self.store.save(make_archived_row(number, "ann" if number == 3 else "bob", number))
         self.store.save(make_row(7))
-        self.clock.advance(SAVE_SECONDS)
+        self.clock.advance(SAVE_DELAY_SECONDS)
 
     def test_archive_list_has_the_rows_of_a_caller_in_a_range_of_numbers(self) -> None:
         def list_numbers(after: int, last: int, count: int) -> list[int]:
@@ -373,7 +373,7 @@ class ArchivedTests(StoreTestCase):
 
     def test_lists_of_several_callers_leave_others_out_and_keep_the_order(self) -> None:
         self.store.save(make_archived_row(8, "eve"))
-        self.clock.advance(SAVE_SECONDS)
+        self.clock.advance(SAVE_DELAY_SECONDS)
         entry = ListEntry("", b"")
 
         def list_entries(callers: list[str], count: int = 9) -> dict[int, ListEntry | None]:
@@ -387,8 +387,8 @@ class ArchivedTests(StoreTestCase):
 
     def test_archived_row_is_found_and_a_live_one_is_not(self) -> None:
         found = self.take(self.store.find_archived("e4"))
-        assert found is not None and found.archived is not None
-        self.assertEqual(found.archived.event_count, 3)
+        assert found is not None and found.archive_record is not None
+        self.assertEqual(found.archive_record.event_count, 3)
         self.assertIsNone(self.take(self.store.find_archived("e7")))
 
     def test_oldest_are_those_that_ended_first(self) -> None:
@@ -444,15 +444,15 @@ class StandingsTests(StoreTestCase):
             else:
                 summary.add_if_result(b'{"type":"score","score":%f,"maximum":1}' % share)
         self.store.save(row)
-        self.clock.advance(SAVE_SECONDS)
+        self.clock.advance(SAVE_DELAY_SECONDS)
         return row.identifier
 
     def list_standings(
         self, *callers: str, after: tuple[str, str] = ("", ""), problem: str | None = None
     ) -> list[Any]:
         def make_entry(one: Standing) -> Any:
-            counts = (one.submission_count, one.ended_count, one.last_time)
-            return (one.caller, one.problem, *counts, one.best.identifier)
+            counts = (one.submission_count, one.ended_count, one.last_submission_time)
+            return (one.caller, one.problem, *counts, one.best_evaluation.identifier)
 
         listing = self.store.list_standings("x", callers, after, problem, make_entry)
         found, self.end = self.take(listing)
@@ -514,7 +514,7 @@ class StandingsTests(StoreTestCase):
 
     def test_damaged_or_deleted_row_has_no_standing(self) -> None:
         self.store.delete(self.add("ann", "p", 1))
-        self.clock.advance(SAVE_SECONDS)
+        self.clock.advance(SAVE_DELAY_SECONDS)
         self.assertEqual(self.list_standings("ann"), [])
         damage_row(self.path, self.add("ann", "p", 1))
         with capturedLogs() as events:
@@ -713,7 +713,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def wait(self) -> None:
-        self.clock.advance(SAVE_SECONDS)
+        self.clock.advance(SAVE_DELAY_SECONDS)
 
     @rule(is_urgent=st.booleans())
     def flush(self, is_urgent: bool) -> None:

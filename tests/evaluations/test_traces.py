@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.evaluations import traces
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.evaluations.store import pack
+from tawebeval.evaluations.store import pack_row
 from tawebeval.evaluations.traces import EvaluationTracer, open_tracer
 from tawebeval.linux.filetree import remove_tree
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
@@ -233,7 +233,7 @@ class TraceTests(RestoringTestCase):
         identifier, trace = self.begin(b"01" + good[2:] + b"-what.the-future")
         self.assertEqual(trace[1], TRACEPARENT)
         row = self.registry.records[identifier].make_row()
-        self.assertLess(len(pack(row)) - len(pack(attrs.evolve(row, trace=None))), 128)
+        self.assertLess(len(pack_row(row)) - len(pack_row(attrs.evolve(row, trace=None))), 128)
 
 
 class BuildTests(EvaluationTestCase):

@@ -13,9 +13,9 @@ from tawebeval.core.evaluations import ListEntry
 from tawebeval.core.events import BatchMark
 from tawebeval.evaluations.store import (
     EvaluationDetails,
-    LinkRow,
+    EvaluationLinksRow,
     Standing,
-    pack,
+    pack_row,
     unpack_evaluation,
 )
 
@@ -45,25 +45,25 @@ class MemoryEventFiles:
     def read_stdout(self, begin: int, end: int) -> bytes:
         return bytes(self.stdout[begin:end])
 
-    def has_room_to_free(self, stdout_bytes: int, file_count: int) -> bool:
+    def has_disk_space_to_free(self, stdout_bytes: int, file_count: int) -> bool:
         """Return whether there is more to free than was freed."""
         return (stdout_bytes, file_count) != self.freed
 
     def punch_stdout(self, before: int) -> None:
         self.freed = before, self.freed[1]
 
-    def write_mark(self, number: int, mark: BatchMark) -> None:
+    def write_batch_mark(self, number: int, mark: BatchMark) -> None:
         if self.error is not None:
             raise self.error
         self.marks[number:] = [mark]
 
-    def read_marks(self, first: int, end: int | None = None) -> list[BatchMark]:
+    def read_batch_marks(self, first: int, end: int | None = None) -> list[BatchMark]:
         return self.marks[first:end]
 
-    def append_segment(self, record: Any) -> None:
+    def append_segment_record(self, record: Any) -> None:
         self.segments.append(record)
 
-    def read_segments(self) -> list[Any]:
+    def read_segment_records(self) -> list[Any]:
         return self.segments[:]
 
     def store_file(self, number: int, content: bytes | str) -> None:
@@ -83,9 +83,9 @@ class FakeStore:
     """A store in memory, which keeps rows packed; `error` fails what is added."""
 
     rows: dict[str, bytes] = attrs.field(factory=dict)
-    links: dict[str, LinkRow] = attrs.field(factory=dict)
+    links: dict[str, EvaluationLinksRow] = attrs.field(factory=dict)
     error: Exception | None = None
-    problem: str | None = None
+    write_failure_reason: str | None = None
 
     def add(self, row: EvaluationDetails) -> Deferred[None]:
         if self.error is not None:
@@ -94,17 +94,17 @@ class FakeStore:
         return succeed(None)
 
     def save(self, row: EvaluationDetails) -> None:
-        self.rows[row.identifier] = pack(row)
+        self.rows[row.identifier] = pack_row(row)
 
     def delete(self, identifier: str) -> None:
         self.rows.pop(identifier, None)
 
-    def save_link(self, identifier: str, link: LinkRow | None) -> None:
+    def save_link(self, identifier: str, link: EvaluationLinksRow | None) -> None:
         self.links.pop(identifier, None)
         if link is not None:
             self.links[identifier] = link
 
-    def load_links(self) -> dict[str, LinkRow]:
+    def load_links(self) -> dict[str, EvaluationLinksRow]:
         return dict(self.links)
 
     def flush(self) -> Deferred[None]:
@@ -116,11 +116,11 @@ class FakeStore:
     async def find_archived(self, identifier: str) -> EvaluationDetails | None:
         packed = self.rows.get(identifier)
         row = None if packed is None else unpack_evaluation(packed)
-        return row if row is not None and row.archived is not None else None
+        return row if row is not None and row.archive_record is not None else None
 
     def _list_archived(self) -> list[EvaluationDetails]:
         rows = map(unpack_evaluation, self.rows.values())
-        return [row for row in rows if row.archived is not None]
+        return [row for row in rows if row.archive_record is not None]
 
     async def list_archived(
         self,
@@ -164,7 +164,7 @@ class FakeStore:
         ]
         rows.sort(key=lambda row: row.state_times["ended"])
         return [
-            (row.identifier, row.caller, row.archived.file_bytes if row.archived else 0)
+            (row.identifier, row.caller, row.archive_record.file_bytes if row.archive_record else 0)
             for row in rows[:max_count]
         ]
 
@@ -173,7 +173,10 @@ class FakeStore:
         found: dict[str, tuple[int, int]] = {}
         for row in self._list_archived():
             count, size = found.get(row.caller, (0, 0))
-            found[row.caller] = count + 1, size + (row.archived.file_bytes if row.archived else 0)
+            found[row.caller] = (
+                count + 1,
+                size + (row.archive_record.file_bytes if row.archive_record else 0),
+            )
         return found
 
     def load_live(self) -> list[EvaluationDetails]:
@@ -181,6 +184,6 @@ class FakeStore:
         rows = [
             row
             for row in map(unpack_evaluation, self.rows.values())
-            if row.archived is None or not row.is_forgotten or row.has_pending_callback
+            if row.archive_record is None or not row.is_forgotten or row.has_pending_callback
         ]
         return sorted(rows, key=lambda row: row.sequence_number)

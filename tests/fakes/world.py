@@ -280,7 +280,7 @@ class World:
             sandbox=self.sandbox,
             limit_monitor=LimitMonitor(self.clock, self.threads, self.threads),
             event_memory=self.memory,
-            unread_events=self.disk,
+            unread_events_share=self.disk,
             store=self.store,
             open_event_files=self.open_files,
             fetch_slots=self.fetches,

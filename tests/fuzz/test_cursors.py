@@ -102,7 +102,7 @@ class World:
 
         None stands for the answer after the very end.
         """
-        ring = self.record.events.log
+        ring = self.record.events.event_log
         if after not in ("", END) and not _NUMBER.fullmatch(after):
             return 400
         if after == END and (self.gone or ring.has_ended):
@@ -118,7 +118,7 @@ class World:
         """Ask, and hold the answer against what it has to be."""
         if isinstance(after, tuple):
             name, distance = after
-            after = str(getattr(self.record.events.log, name) + distance)
+            after = str(getattr(self.record.events.event_log, name) + distance)
         if kind == "list":
             return self.ask_for_list(after or "")
         after = after or ""
@@ -135,7 +135,7 @@ class World:
             return None
         page = answer.json()
         assert page["begin"] == (after or None)
-        ring = self.record.events.log
+        ring = self.record.events.event_log
         if expected is None:
             self.gone = True
             assert (page["end"], page["data"]) == (None, [])
@@ -165,7 +165,7 @@ class World:
             assert status == (over if expected is None else 200), follower.connection.received
         if not expected and status in (101, 200):
             self.check_events(follower.events if expected == 0 else [])
-            ring = self.record.events.log
+            ring = self.record.events.event_log
             assert expected is None or len(follower.events) == ring.end_cursor - self.begin
             assert follower.complete == (expected is None or ring.has_ended)
         self.gone = self.gone or expected is None

@@ -97,11 +97,11 @@ class FormTests(UploadTestCase):
             assert not list(self.uploads.iterdir())
             return {"refused": True}  # for which of several reasons may depend on the pieces
         kept = files(upload)
-        self.submissions.discard_upload(upload.directory, upload.upload_bytes, "")
+        self.submissions.discard_upload(upload.directory, upload.upload_size, "")
         assert self.spool.used == 0
         besides = 8192 * len(kept)
-        assert upload.upload_bytes == sum(map(len, pieces)) + besides
-        assert sum(map(len, kept.values())) < upload.upload_bytes
+        assert upload.upload_size == sum(map(len, pieces)) + besides
+        assert sum(map(len, kept.values())) < upload.upload_size
         request = upload.request
         assert set(kept) == {f"submission/{f.field}/{f.filename}" for f in request.submission}
         for text in (request.evaluator_cmd, request.directory, request.repository.url):

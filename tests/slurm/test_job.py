@@ -107,7 +107,7 @@ class FakeRun(ProcessProtocol):
     def processEnded(self, reason: Failure) -> None:
         self.told.append(reason.value)
 
-    def suspend_clock(self) -> None:
+    def reset_clock(self) -> None:
         self.told.append("suspended")
 
     def restart_clock(self) -> None:

@@ -8,7 +8,7 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.core.events import EventPage
-from tawebeval.evaluations.reading import EventRequests
+from tawebeval.evaluations.reading import EventReader
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.web.auth import EVENTS_ROUTE
 from tawebeval.web.server.channel import CLIENT_GONE_STATUS
@@ -98,13 +98,13 @@ class CountTests(TrafficTestCase):
         self.assertEqual(self.timed(), {EVENTS_ROUTE: 2})
 
     def test_duration_of_a_poll_is_the_time_to_answer(self) -> None:
-        read_page = EventRequests.read_page_now
+        read_page = EventReader.read_page_now
 
         def read_slowly(*arguments: Any, **settings: Any) -> EventPage:
             self.service.reactor.advance(0.25)
             return read_page(*arguments, **settings)
 
-        self.patch(EventRequests, "read_page_now", read_slowly)
+        self.patch(EventReader, "read_page_now", read_slowly)
         self.ask_raw(f"GET {self.events()}")
         self.ask_raw(f"GET {self.events('?after=9')}")
         self.assertEqual(self.request_log.response_durations[EVENTS_ROUTE].sum, 0.5)

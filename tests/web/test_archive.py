@@ -226,7 +226,7 @@ class StatusTests(ArchiveTestCase):
             identifiers.append(self.evaluate())
             self.finish()
             self.request("GET", f"/evaluation/{identifiers[-1]}/events?after=end")
-        waiting = self.service.registry.archived.evaluations_to_archive
+        waiting = self.service.registry.archive_reader.evaluations_to_archive
         self.assertEqual(list(waiting), identifiers)
         made: list[object] = []
         with (

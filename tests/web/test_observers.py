@@ -94,7 +94,7 @@ class LifeTests(ObserverTestCase):
     def test_long_poll_of_the_reader_keeps_the_evaluation(self) -> None:
         identifier = self.begin()
         self.print(b"a\n")
-        newest = self.service.registry.records[identifier].events.log.end_cursor
+        newest = self.service.registry.records[identifier].events.event_log.end_cursor
         self.observe(LineFollower, identifier)
         path = f"/evaluation/{identifier}/events?after={newest}&wait=30"
         for _ in range(40):
@@ -125,7 +125,7 @@ class StreamTests(ObserverTestCase):
             for _ in range(3 * CAPACITY // 9000):
                 for _ in range(10):
                     self.print(b"x" * 900 + b"\n")
-                newest = self.service.registry.records[identifier].events.log.end_cursor
+                newest = self.service.registry.records[identifier].events.event_log.end_cursor
                 self.read(identifier, f"?after={newest}", self.reader)
             follower.take()
             self.assertFalse(follower.complete)
