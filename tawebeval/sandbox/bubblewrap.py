@@ -38,6 +38,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from glob import glob
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import ClassVar
@@ -121,12 +122,19 @@ BROKER_SOCKET_NAME = "runner"
 BROKER_PROCESS_NAME = "tawebeval-broker"
 """The name of the broker in process lists."""
 _TOOLS_SOURCE = Path(__file__).with_name("tools")
-# The tools for evaluators: content and time (seconds since the epoch) of each file. They are read
-# now: the user of the service may not read them later. By the time Python knows whether a compiled
-# module is outdated.
+_PYYAML = find_spec("yaml")
+_PYYAML_SOURCES = (_PYYAML and _PYYAML.submodule_search_locations) or ()
+# The tools for evaluators: content and time (seconds since the epoch) of each file, with Python's
+# modules of PyYAML, which tawebeval-judge imports. They are read now: the user of the service may
+# not read them later. By the time Python knows whether a compiled module is outdated.
 _EVALUATOR_TOOLS = {
-    path.relative_to(_TOOLS_SOURCE): (path.read_bytes(), path.stat().st_mtime)
-    for path in _TOOLS_SOURCE.rglob("*")
+    name / path.relative_to(source): (path.read_bytes(), path.stat().st_mtime)
+    for source, name, pattern in (
+        (_TOOLS_SOURCE, Path(), "*"),
+        *((Path(each), Path("lib/yaml"), "*.py") for each in _PYYAML_SOURCES),
+        *((Path(each), Path("lib/yaml"), "*.pyc") for each in _PYYAML_SOURCES),
+    )
+    for path in source.rglob(pattern)
     if path.is_file()
 }
 _PYTHON = "/usr/bin/python3"  # that of evaluators
@@ -381,6 +389,9 @@ def write_sandbox_files(directory: Path) -> None:
     The first process's program is a shell that the evaluator may execute and not read. Blocks.
     Raises: OSError, with the path.
     """
+    if Path("lib/yaml/__init__.py") not in _EVALUATOR_TOOLS:
+        what = "PyYAML has no source files, which evaluators need; run `pip install PyYAML`"
+        raise OSError(errno.ENOENT, what)
     _store_file(directory / "init", Path("/bin/sh").read_bytes(), 0o111)
     for path, (tool, time) in _EVALUATOR_TOOLS.items():
         target = directory / EVALUATOR_TOOLS_DIRECTORY_NAME / path

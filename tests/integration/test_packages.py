@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import tawebeval
+from tawebeval.sandbox.bubblewrap import EVALUATOR_TOOLS_DIRECTORY_NAME, write_sandbox_files
 from tests.integration.client import Event, data, text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.terminal import piped
 from tests.integration.unprivileged import USER
 
-JUDGE = Path(tawebeval.__file__).parent / "sandbox" / "tools" / "bin" / "tawebeval-judge"
 BY = ("--user", USER.pw_name) if USER else ()
 SUM = "a, b = map(float, input().split())\n"
 THIEF = """
@@ -151,8 +150,8 @@ SCORED = {
     "require_pass: secret/easy\noutput_validator_args: [half]\n",
     "submissions/partially_accepted/small.py": "x = int(input())\nprint(x if x < 13 else 0, '!')\n",
     "submissions/partially_accepted/hard.py": "x = int(input())\nprint(x if x > 3 else 0)\n",
-    "submissions/submissions.yaml": "partially_accepted/small.py: {score: 60}\n"
-    "partially_accepted/hard.py:\n  score: [0, 0]\n",
+    "submissions/submissions.yaml": "partially_accepted/small.py: &score {score: 60}\n2025: {}\n"
+    "partially_accepted/hard.py:\n  <<: *score\n  score: [0, 0]\n",
 }
 PASSES = {
     "problem.yaml": "problem_format_version: 2023-07\ntype: [pass-fail, multi-pass]\nname: Twice\n"
@@ -241,7 +240,7 @@ TALK = {
 
 CMS = {
     "task.yaml": "name: double\ntime_limit: 1\nmemory_limit: 64\ninfile: input.txt\n"
-    "outfile: output.txt\npublic_testcases: 0\n",
+    "outfile: output.txt\npublic_testcases: 0\noutput_only: no\n",
     "gen/GEN": "# The inputs are made.\n#ST: 30\n#COPY: gen/first.txt\n2\n"
     "# ST: 70\n#STNAME: large\n1000 5\n2000 5\n",
     "gen/first.txt": "1\n",
@@ -666,7 +665,7 @@ class PackageTests(DaemonTestCase):
 
     async def test_check_of_an_invalid_package_exits_with_2_and_the_reason(self) -> None:
         for problem, said in (
-            ("name: *x\n", "problem.yaml: line 1: '*' at the start of a value"),
+            ("name: *x\n", "problem.yaml: line 1: found undefined alias 'x'"),
             ("name: Empty\n", "the package has no submissions"),
         ):
             files = {
@@ -678,6 +677,8 @@ class PackageTests(DaemonTestCase):
             self.assertIn(said, done.stderr)
 
     def test_wrong_value_of_a_package_is_named_with_its_file(self) -> None:
+        write_sandbox_files(self.folder)
+        judge = self.folder / EVALUATOR_TOOLS_DIRECTORY_NAME / "bin" / "tawebeval-judge"
         problem, verdicts, task = "problem.yaml", "submissions/submissions.yaml", "task.yaml"
         group = "score_type: GroupMin\nscore_type_parameters: "
         for name, content, said in (
@@ -693,10 +694,15 @@ class PackageTests(DaemonTestCase):
             (task, f"{group}[[40, 0], [60, 2]]", "subtask 0 has points and no"),
             (task, "total_value: nan", "total_value is 'nan', not"),
             (task, "time_limit: []", "task.yaml: time_limit is [], not"),
+            (task, "name: [a}", "task.yaml: line 4: while parsing a flow sequence expected"),
+            (task, "released: 2025-13-01\nname: a", "task.yaml: line 4: month must be in"),
+            (task, "\n# \x07", "task.yaml: line 5: special characters are not allowed"),
+            (task, "name: " + "[" * 9999, "task.yaml: line 4: maximum recursion depth"),
+            (verdicts, "accepted: !x", "submissions.yaml: line 1: could not determine a con"),
         ):
             files, before = (OUTPUTS, OUTPUTS[task]) if name == task else (PASSES, "")
             root = self.write({**files, name: f"{before}{content}\n"})
-            done = subprocess.run([JUDGE, "--list"], cwd=root, capture_output=True, text=True)
+            done = subprocess.run([judge, "--list"], cwd=root, capture_output=True, text=True)
             self.assertEqual(done.returncode, 1, done)
             self.assertIn(said, done.stderr)
             shutil.rmtree(root)

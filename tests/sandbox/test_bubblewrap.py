@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
@@ -386,6 +387,25 @@ class AccountTests(SynchronousTestCase):
             {path.name for path in folder.iterdir()},
             {"passwd", "group", "init", EVALUATOR_TOOLS_DIRECTORY_NAME, BROKER_PROGRAM_FILE_NAME},
         )
+
+    def test_pyyaml_is_among_the_tools_as_it_is_installed(self) -> None:
+        folder = Path(self.mktemp()).resolve()
+        folder.mkdir()
+        write_sandbox_files(folder)
+        lib, (installed,) = folder / EVALUATOR_TOOLS_DIRECTORY_NAME / "lib", yaml.__path__
+        for path in (*Path(installed).rglob("*.py"), *Path(installed).rglob("*.pyc")):
+            copy = lib / "yaml" / path.relative_to(installed)
+            self.assertEqual(copy.read_bytes(), path.read_bytes())
+            self.assertEqual(int(copy.stat().st_mtime), int(path.stat().st_mtime))
+        code = "import sys; sys.path = [sys.argv[1], *sys.path]; import yaml; print(yaml.__file__)"
+        run = ["/usr/bin/python3", "-IS", "-c", code, lib]
+        said = subprocess.run(run, capture_output=True, text=True).stdout
+        self.assertEqual(said, f"{lib}/yaml/__init__.py\n")
+
+    def test_pyyaml_without_sources_is_refused_at_the_start(self) -> None:
+        self.patch(module, "_EVALUATOR_TOOLS", {Path("lib/yaml/__init__.pyc"): (b"", 0)})
+        error = self.assertRaises(OSError, write_sandbox_files, Path(self.mktemp()))
+        self.assertIn("PyYAML has no source files", error.strerror)
 
     def test_file_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing(self) -> None:
         write_bytes = Path.write_bytes

@@ -99,10 +99,7 @@ class Task:
         if not path.is_file():
             path = root / "task.yaml.orig"
             defaults = {"infile": "", "outfile": "", "user_io": "std_io", "public_testcases": "all"}
-        try:
-            found = read_yaml(path.read_text("utf-8"))
-        except ValueError as error:
-            raise segi_judge.PackageError(f"{path.name}: {error}") from None
+        found = read_yaml(path)
         self.metadata: Mapping[str, Any] = {
             **defaults,
             **(found if isinstance(found, dict) else {}),

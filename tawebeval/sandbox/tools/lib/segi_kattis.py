@@ -101,11 +101,9 @@ class Group(NamedTuple):
 def _read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in a file, an empty one without a file. Raises: PackageError."""
     try:
-        found = read_yaml(path.read_text("utf-8")) or {}
+        found = read_yaml(path) or {}
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise segi_judge.PackageError(f"{path.name}: {error}") from None
     if not isinstance(found, dict):
         raise segi_judge.PackageError(f"{path.name} is not a mapping")
     return found
@@ -754,7 +752,7 @@ def list_reference_submissions(root: Path) -> segi_judge.ReferenceListing:
         name = f"{path.parent.name}/{path.name}"
         for pattern, value in known.items():
             if isinstance(value, dict) and (
-                fnmatch.fnmatchcase(name, pattern) or pattern == path.parent.name
+                fnmatch.fnmatchcase(name, str(pattern)) or pattern == path.parent.name
             ):
                 expected.update(
                     {key: value[key] for key in ("permitted", "required", "score") if key in value}
