@@ -21,8 +21,8 @@ from tawebeval.cli.try_run import (
     CHECKOUT_NAME,
     NULL_COMMIT_OID,
     LocalRunner,
+    check_local_options,
     open_runner,
-    read_setup,
     run_evaluation,
     run_reactor,
     write_upload,
@@ -30,7 +30,7 @@ from tawebeval.cli.try_run import (
 from tawebeval.config import ProblemSettings
 from tawebeval_client.events import Data, EvaluationError, Page
 
-JUDGE = "tawebeval-judge --explain"
+JUDGE_COMMAND = "tawebeval-judge --explain"
 """The evaluator of a package."""
 _PACKAGE = "package"
 """The problem whose build is that of the package."""
@@ -39,7 +39,7 @@ _OWN = "problem.toml"
 _STATE_COLOURS = {"ok": "green", "skipped": "yellow", "unknown": None}
 
 
-class UncheckedPackage(Exception):
+class UncheckablePackage(Exception):
     """A directory that cannot be checked; `str()` is the reason."""
 
 
@@ -47,17 +47,17 @@ class UncheckedPackage(Exception):
 class Expectation:
     """A reference submission, and what is expected of it; None allows everything.
 
-    `files` are paths in the directory, by field. `permitted` are the verdicts that all cases may
-    have, `required` those of which at least one has to occur, `score` the lowest and the highest
-    score, `goals` which goals are reached. `needs` are programs of the evaluator.
+    `files` are paths in the directory, by field. `permitted_verdicts` are those that all cases may
+    have, `required_verdicts` those of which at least one has to occur, `score` the lowest and the
+    highest score, `goals` which goals are reached. The evaluator runs the `required_programs`.
     """
 
     files: Mapping[str, str]
-    permitted: Sequence[str] | None = None
-    required: Sequence[str] | None = None
+    permitted_verdicts: Sequence[str] | None = None
+    required_verdicts: Sequence[str] | None = None
     score: Sequence[float] | None = None
     goals: Mapping[str, bool] | None = None
-    needs: Sequence[str] = ()
+    required_programs: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -68,15 +68,15 @@ class Expectation:
         return paths[0] if len(paths) == 1 else str(Path(paths[0]).parent)
 
     @property
-    def is_accepted(self) -> bool:
+    def requires_acceptance(self) -> bool:
         """Whether all cases have to be accepted."""
-        return self.permitted == ["accepted"]
+        return self.permitted_verdicts == ["accepted"]
 
     def describe(self) -> str:
         """Return the expectation in a few words."""
         if self.goals is not None:
             return _join_goals(self.goals)
-        words = [" or ".join(self.required or self.permitted or ())]
+        words = [" or ".join(self.required_verdicts or self.permitted_verdicts or ())]
         if self.score is not None:
             low, high = self.score
             words.append(f"score {low:g}" if low == high else f"score {low:g} to {high:g}")
@@ -88,17 +88,17 @@ def _join_goals(goals: Mapping[str, bool]) -> str:
 
 
 @attrs.define
-class Findings:
+class ObservedResults:
     """What an evaluation has sent."""
 
     verdicts: list[str] = attrs.field(factory=list)
     goals: dict[str, bool] = attrs.field(factory=dict)
     score: float | None = None
-    seconds: float = 0.0
-    missing: str | None = None
-    failure: str | None = None
-    listing: Mapping[str, Any] | None = None
-    message: str = ""
+    max_case_seconds: float = 0.0
+    skip_reason: str | None = None
+    failure_message: str | None = None
+    reference_listing: Mapping[str, Any] | None = None
+    rejection_message: str = ""
     """That of the first case that is not accepted."""
 
     def add_page(self, page: Page) -> None:
@@ -106,7 +106,7 @@ class Findings:
         for event in page.events:
             if isinstance(event, EvaluationError) and event.is_failure:
                 text = str(event.members.get("stderr", "")).strip()
-                self.failure = text or event.message
+                self.failure_message = text or event.message
             elif isinstance(event, Data):
                 with suppress(ValueError, KeyError, TypeError):  # data of another kind
                     self._add_value(event.payload)
@@ -116,17 +116,19 @@ class Findings:
             case "case" if value["verdict"] != "skipped":
                 verdict = str(value["verdict"])
                 if verdict != "accepted" and self.verdict == "accepted":
-                    self.message = f"{value['case']}: {value.get('message', '')}".rstrip(": ")
+                    self.rejection_message = f"{value['case']}: {value.get('message', '')}".rstrip(
+                        ": "
+                    )
                 self.verdicts.append("runtime_error" if verdict in _FAILURES else verdict)
-                self.seconds = max(self.seconds, value.get("time") or 0.0)
+                self.max_case_seconds = max(self.max_case_seconds, value.get("time") or 0.0)
             case "goal_result":
                 self.goals[str(value["goal"])] = value["result"]
             case "score" if "goal" not in value and "name" not in value:
                 self.score = value["score"]
             case "cannot_judge":
-                self.missing = str(value["message"])
+                self.skip_reason = str(value["message"])
             case "references":
-                self.listing = value
+                self.reference_listing = value
 
     @property
     def verdict(self) -> str:
@@ -135,8 +137,8 @@ class Findings:
 
     def describe(self) -> str:
         """Return what was found in a few words."""
-        if self.missing is not None or self.failure is not None:
-            return "failed" if self.missing is None else "-"
+        if self.skip_reason is not None or self.failure_message is not None:
+            return "failed" if self.skip_reason is None else "-"
         if not self.verdicts:
             return _join_goals(self.goals)
         count = self.verdicts.count("accepted")
@@ -145,13 +147,14 @@ class Findings:
 
     def compare(self, expected: Expectation) -> tuple[str, str]:
         """Return "ok", "differs", "skipped" or "unknown", and why."""
-        if self.missing is not None:
-            return "skipped", self.missing
-        if self.failure is not None:
-            return "differs", self.failure
+        if self.skip_reason is not None:
+            return "skipped", self.skip_reason
+        if self.failure_message is not None:
+            return "differs", self.failure_message
         if expected.goals is not None:
             return ("ok" if self.goals == expected.goals else "differs"), ""
-        permitted, required, score = expected.permitted, expected.required, expected.score
+        permitted, required = expected.permitted_verdicts, expected.required_verdicts
+        score = expected.score
         if permitted is None and required is None and score is None:
             return "unknown", "the package does not say what to expect"
         verdicts = {*self.verdicts}
@@ -163,13 +166,13 @@ class Findings:
         if score is not None:
             low, high = score
             fits = fits and self.score is not None and low - 1e-6 <= self.score <= high + 1e-6
-        return ("ok", "") if fits else ("differs", self.message)
+        return ("ok", "") if fits else ("differs", self.rejection_message)
 
 
-def read_own_problem(root: Path) -> tuple[str, list[Expectation]]:
+def read_problem_toml(root: Path) -> tuple[str, list[Expectation]]:
     """Return the evaluator of a problem with `problem.toml`, and its solutions.
 
-    Raises: UncheckedPackage.
+    Raises: UncheckablePackage.
     """
     try:
         table = tomllib.loads((root / _OWN).read_text("utf-8"))
@@ -177,32 +180,37 @@ def read_own_problem(root: Path) -> tuple[str, list[Expectation]]:
         found = {path.name for path in (root / "solutions").iterdir()}
         different = found ^ set(goals)
         if different:
-            raise UncheckedPackage(f"{_OWN} and solutions/ differ: {', '.join(sorted(different))}")
+            raise UncheckablePackage(
+                f"{_OWN} and solutions/ differ: {', '.join(sorted(different))}"
+            )
         expectations = [
             Expectation(
                 {table["field"]: f"solutions/{name}"},
                 goals={goal: goal in reached for goal in table["goals"]},
-                needs=[*table.get("needs", ()), *(["g++"] if name.endswith(".cpp") else [])],
+                required_programs=[
+                    *table.get("needs", ()),
+                    *(["g++"] if name.endswith(".cpp") else []),
+                ],
             )
             for name, reached in goals.items()
         ]
         return table["evaluator_cmd"], expectations
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UncheckedPackage(f"{root / _OWN}: {error!r}") from None
+        raise UncheckablePackage(f"{root / _OWN}: {error!r}") from None
 
 
-def read_listing(value: Mapping[str, Any]) -> list[Expectation]:
+def parse_expectations(value: Mapping[str, Any]) -> list[Expectation]:
     """Return the expectations of a value that `tawebeval-judge --list` has sent."""
     found = []
     for reference in value["references"]:
-        given = dict(reference)
-        files = given.pop("files")
+        files = reference["files"]
         names = ["source", *(f"file_{number}" for number in range(1, len(files)))]
-        found.append(Expectation(dict(zip(names, files, strict=True)), **given))
-    return sorted(found, key=lambda each: not each.is_accepted)
+        expected = (reference[key] for key in ("permitted", "required", "score"))
+        found.append(Expectation(dict(zip(names, files, strict=True)), *expected))
+    return sorted(found, key=lambda each: not each.requires_acceptance)
 
 
-def compute_time(slowest: float, listing: Mapping[str, Any]) -> float:
+def compute_time_limit(slowest: float, listing: Mapping[str, Any]) -> float:
     """Return the limit for the rest from the seconds of the slowest accepted submission."""
     resolution = float(listing["resolution"])
     steps = math.ceil(slowest * float(listing["multiplier"]) / resolution)
@@ -210,7 +218,7 @@ def compute_time(slowest: float, listing: Mapping[str, Any]) -> float:
 
 
 @attrs.define
-class Checker:
+class ReferenceChecker:
     """Judges the references of a directory one after the other, and prints a line for each."""
 
     _runner: LocalRunner
@@ -223,9 +231,9 @@ class Checker:
     _rows: list[dict[str, Any]] = attrs.field(factory=list)
 
     async def check(self, time: float | None) -> int:
-        """Return the exit status. Raises: UncheckedPackage."""
+        """Return the exit status. Raises: UncheckablePackage."""
         if (self._root / _OWN).is_file():
-            evaluator, expectations = read_own_problem(self._root)
+            evaluator, expectations = read_problem_toml(self._root)
             await self._check_each(evaluator, expectations)
         else:
             await self._check_package(time)
@@ -243,76 +251,82 @@ class Checker:
 
     async def _check_package(self, time: float | None) -> None:
         listed = await self._evaluate("tawebeval-judge --list", {"source": b""})
-        if listed.listing is None:
-            raise UncheckedPackage(listed.failure or "tawebeval-judge has listed no submissions")
-        listing, expectations = listed.listing, read_listing(listed.listing)
-        inputs = await self._evaluate(f"{JUDGE} --inputs", {"source": b""})
-        if inputs.verdicts or inputs.failure:
-            self._add_row(Expectation({}, permitted=["accepted"]), inputs)
+        if listed.reference_listing is None:
+            raise UncheckablePackage(
+                listed.failure_message or "tawebeval-judge has listed no submissions"
+            )
+        listing = listed.reference_listing
+        expectations = parse_expectations(listing)
+        inputs = await self._evaluate(f"{JUDGE_COMMAND} --inputs", {"source": b""})
+        if inputs.verdicts or inputs.failure_message:
+            self._add_row(Expectation({}, permitted_verdicts=["accepted"]), inputs)
         elif not expectations:
-            raise UncheckedPackage("the package has no submissions")
+            raise UncheckablePackage("the package has no submissions")
         self._problem = _PACKAGE
         option = f" --time {time:g}" if time is not None else ""
-        accepted = [each for each in expectations if each.is_accepted]
-        slowest = await self._check_each(JUDGE + option, accepted)
+        accepted = [each for each in expectations if each.requires_acceptance]
+        slowest = await self._check_each(JUDGE_COMMAND + option, accepted)
         if time is None and slowest and listing["multiplier"] is not None:
-            option = f" --time {compute_time(slowest, listing):g}"
+            option = f" --time {compute_time_limit(slowest, listing):g}"
             self._screen.show_message(
                 f"time limit of the rest: {listing['multiplier']:g} times the slowest accepted"
                 f" submission, rounded up: tawebeval-judge{option}"
             )
-        rest = [each for each in expectations if not each.is_accepted]
-        await self._check_each(JUDGE + option, rest)
+        rest = [each for each in expectations if not each.requires_acceptance]
+        await self._check_each(JUDGE_COMMAND + option, rest)
 
     async def _check_each(self, evaluator: str, expectations: Sequence[Expectation]) -> float:
         """Check some submissions; return the seconds of the slowest case."""
         slowest = 0.0
         for expected in expectations:
-            missing = next((each for each in expected.needs if shutil.which(each) is None), None)
+            programs = expected.required_programs
+            missing = next((each for each in programs if shutil.which(each) is None), None)
             if missing is None:
                 files = {field: self._find(path) for field, path in expected.files.items()}
                 found = await self._evaluate(evaluator, files)
             else:
-                found = Findings(missing=f"this machine has no {missing}")
-            slowest = max(slowest, found.seconds)
+                found = ObservedResults(skip_reason=f"this machine has no {missing}")
+            slowest = max(slowest, found.max_case_seconds)
             self._add_row(expected, found)
         return slowest
 
     def _find(self, path: str) -> Path:
-        """Return a file of the copied directory. Raises: UncheckedPackage, for a path out of it."""
-        checkout = self._runner.run_directory / CHECKOUT_NAME
+        """Return a file of the copy. Raises: UncheckablePackage, for a path out of the copy."""
+        checkout = self._runner.scratch_directory / CHECKOUT_NAME
         found = (checkout / path).resolve()
         if not found.is_relative_to(checkout):
-            raise UncheckedPackage(f"{path} is not a file of the package")
+            raise UncheckablePackage(f"{path} is not a file of the package")
         return checkout / path
 
-    def _add_row(self, expected: Expectation, found: Findings) -> None:
+    def _add_row(self, expected: Expectation, found: ObservedResults) -> None:
         state, why = found.compare(expected)
         row = {
             "submission": expected.name,
             "expected": expected.describe(),
             "found": found.describe(),
-            "seconds": found.seconds,
+            "seconds": found.max_case_seconds,
             "state": state,
             "message": why,
         }
         self._rows.append(row)
         if not self._as_json:
-            for line in format_row(row):
+            for line in format_submission_lines(row):
                 click.echo(line)
 
-    async def _evaluate(self, evaluator: str, fields: Mapping[str, bytes | Path]) -> Findings:
+    async def _evaluate(
+        self, evaluator: str, fields: Mapping[str, bytes | Path]
+    ) -> ObservedResults:
         self._count += 1
         name = f"submission-{self._count}"
-        files = write_upload(fields, self._runner.run_directory / name)
+        files = write_upload(fields, self._runner.scratch_directory / name)
         evaluation = self._runner.make_evaluation(name, evaluator, self._seed, files, self._problem)
-        findings = Findings()
-        if await run_evaluation(evaluation, findings.add_page):
-            raise UncheckedPackage("cancelled")
-        return findings
+        results = ObservedResults()
+        if await run_evaluation(evaluation, results.add_page):
+            raise UncheckablePackage("cancelled")
+        return results
 
 
-def format_row(row: Mapping[str, Any]) -> Iterator[str]:
+def format_submission_lines(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a submission; what programs have printed is escaped."""
     state = row["state"]
     mark = click.style(f"{state:<8}", fg=_STATE_COLOURS.get(state, "red"))
@@ -329,25 +343,25 @@ def run_check(
 ) -> NoReturn:
     """Check the references of a directory, and exit. Raises UsageError.
 
-    `options` are those of `read_setup`.
+    `options` are those of `check_local_options`.
     """
-    setup = read_setup("check", **options)
+    local_options = check_local_options("check", **options)
     package = ProblemSettings(
         "/",
-        JUDGE,
-        build=f"{JUDGE} --build",
+        JUDGE_COMMAND,
+        build=f"{JUDGE_COMMAND} --build",
         commit=NULL_COMMIT_OID,
-        limits=dict(setup.limits),
+        limits=dict(local_options.limits),
     )
-    configuration = structs.replace(setup.configuration, problems={_PACKAGE: package})
-    setup = attrs.evolve(setup, configuration=configuration)
+    configuration = structs.replace(local_options.configuration, problems={_PACKAGE: package})
+    local_options = attrs.evolve(local_options, configuration=configuration)
 
     async def work(reactor: Any) -> int:
         try:
-            with open_runner(setup, screen, reactor, lambda _: None) as runner:
-                checker = Checker(runner, screen, setup.root, seed, as_json)
+            with open_runner(local_options, screen, reactor, lambda _: None) as runner:
+                checker = ReferenceChecker(runner, screen, local_options.root, seed, as_json)
                 return await checker.check(time)
-        except (UncheckedPackage, SystemExit) as error:
+        except (UncheckablePackage, SystemExit) as error:
             screen.show_message(str(error).removeprefix("tawebeval: "), "red")
             return WRONG
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 import click
@@ -27,6 +27,7 @@ from tawebeval.cli.options import (
     IDENTIFIER_ARGUMENT,
     JSON_OPTION,
     USER_OPTION,
+    SubmissionFields,
     combine_options,
     exit_on_errors,
     label_option,
@@ -48,9 +49,6 @@ from tawebeval.core.form import (
 from tawebeval_client import ClientError
 from tawebeval_client.http import check_encodable
 
-Submission: TypeAlias = dict[str, str | bytes | Path]
-"""The content of each field: a text, the content of stdin or of a pipe, or a file."""
-
 _BARE_FIELD = "source"  # of a path without a field name
 _STDIN = ("-", "/dev/stdin")
 _FIELD = re.compile(
@@ -62,7 +60,7 @@ _USER = re.compile(r"(?i)(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<user>[^/?#]*)@")
 
 def _parse_submission(
     context: click.Context, _: click.Parameter, given: tuple[str, ...]
-) -> Submission:
+) -> SubmissionFields:
     """Return the submission of the FIELD arguments. Raises BadParameter."""
     if context.resilient_parsing:  # for completion, which must not read stdin
         return {}
@@ -153,7 +151,7 @@ add_submission_options = combine_options(
 )
 @add_submission_options
 def evaluate(
-    fields: Submission,
+    fields: SubmissionFields,
     repository: str | None,
     commit: str | None,
     directory: str | None,
@@ -318,7 +316,7 @@ def rerun(
     show_submitted_evaluation(context, begun, folder, detach=detach)
 
 
-def parse_fields(arguments: Iterable[str]) -> Submission:
+def parse_fields(arguments: Iterable[str]) -> SubmissionFields:
     """Return the submission: the text, the path or the content of each field.
 
     `name=text` and `name:path` name their fields; a bare path is the field `source`. The path `-`
@@ -328,7 +326,7 @@ def parse_fields(arguments: Iterable[str]) -> Submission:
     fields = [match.groups() for match in map(_FIELD.fullmatch, arguments) if match]
     if sum(path in _STDIN for *_, path in fields) > 1:
         raise ValueError("stdin can be the content of one field only")
-    submission: Submission = {}
+    submission: dict[str, str | bytes | Path] = {}
     for text_name, text, name, path in sorted(fields, key=lambda field: not (field[0] or field[2])):
         if text_name:
             check_encodable(text_name, text)

@@ -171,7 +171,8 @@ def problems(name: str | None, as_json: bool, context: CommandContext) -> None:
     if name is None:
         found = list(context.client.problems())
         rows = [
-            (one["name"], ", ".join(one["fields"]) or "any", format_title(one)) for one in found
+            (one["name"], ", ".join(one["fields"]) or "any", format_problem_title(one))
+            for one in found
         ]
         rows.insert(0, ("NAME", "FIELDS", "TITLE"))
         print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
@@ -224,7 +225,7 @@ def format_row(document: Mapping[str, Any], now: datetime) -> str:
     return escape_table_row(row)
 
 
-def format_title(problem: Mapping[str, Any]) -> str:
+def format_problem_title(problem: Mapping[str, Any]) -> str:
     """Return the title of a problem, and when it closes, in the time zone of this machine."""
     if not problem.get("closes"):
         return str(problem["title"])

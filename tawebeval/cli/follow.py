@@ -100,7 +100,7 @@ class EvaluationReader:
     def resume_command(self) -> str:
         """The command that continues here."""
         after = [] if self.cursor is None else ["--after", self.cursor]
-        server = self._context.server.command_arguments
+        server = self._context.server.server_options
         return shlex.join(["tawebeval", "follow", *server, *after, self.identifier])
 
     def follow_evaluation(self, folder: DownloadDirectory | None = None) -> int:
@@ -124,7 +124,7 @@ class EvaluationReader:
             return FAILED
         if self.cursor is None:
             warn_of_empty_stdout(screen)
-        return display.status
+        return display.exit_status
 
     def _pages(self) -> Iterator[Page]:
         """Yield the pages; continue after an interruption, and behind discarded events."""
@@ -165,10 +165,10 @@ class EvaluationReader:
             return MAX_WAIT_SECONDS
         self._state = ""
         with suppress(ClientError):
-            self.request_state()
+            self.refresh_state()
         return 1 if self._state in _WAITING else MAX_WAIT_SECONDS
 
-    def request_state(self) -> None:
+    def refresh_state(self) -> None:
         """Request the state; show it on a terminal until the evaluator has ended."""
         status = self._context.client.status(self.identifier)
         self._state, place = status["state"], status.get("queue_place")
@@ -205,7 +205,7 @@ class EventDisplay:
         return last if isinstance(last, EvaluationError) and last.is_failure else None
 
     @property
-    def status(self) -> int:
+    def exit_status(self) -> int:
         """The exit status for the events shown."""
         if self.final_error is not None:
             return FAILED
@@ -225,7 +225,7 @@ class EventDisplay:
                 )
             self.last_event = event
         self._screen.flush()
-        self._screen.draw_status()
+        self._screen.redraw_status()
 
     def _check_markers(self, event: Event) -> None:
         """Warn of the first marker in text: it counts only as a whole line."""
@@ -331,7 +331,7 @@ def follow(
     try:
         with suppress(Refused):  # reported below
             # Unlike a request for events, this one gives up soon on a stopped server.
-            reader.request_state()
+            reader.refresh_state()
         context.exit_status = reader.follow_evaluation(folder)
     except Interrupted:
         context.screen.show_message(f"continue here with `{reader.resume_command}`")

@@ -15,6 +15,9 @@ from tawebeval.errors import ConfigurationError
 
 Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 
+SubmissionFields: TypeAlias = Mapping[str, str | bytes | Path]
+"""The content of each field: a text, the content of stdin or of a pipe, or a file."""
+
 
 class Utf8Argument(click.ParamType[str]):
     """Text that can be encoded as UTF-8; arguments of a process may be any bytes."""

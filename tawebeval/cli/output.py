@@ -24,7 +24,7 @@ _EXCERPTS = ("input", "expected", "printed")
 _COLOURS = {"accepted": "green", "partial": "yellow", "skipped": "yellow"}
 
 
-def format_case(payload: object, *, with_excerpts: bool) -> tuple[list[str], str] | None:
+def format_test_case(payload: object, *, with_excerpts: bool) -> tuple[list[str], str] | None:
     """Return the lines of the case that a data value describes, and their colour.
 
     None for other values. The excerpts are of the input, and what was expected and printed.
@@ -189,7 +189,7 @@ class Screen:
             text = escape_control_characters(text)
         self._write_note((click.style(text, fg=colour) if self._colour else text) + "\n")
 
-    def show_stderr(self, stderr: str) -> None:
+    def show_evaluator_stderr(self, stderr: str) -> None:
         """Print an evaluator's stderr, indented, on `notes`."""
         for line in stderr.rstrip("\n").split("\n"):
             self.show_message(f"  {line}")
@@ -198,9 +198,9 @@ class Screen:
         """Show a message and the results so far below all output of a terminal; empty for none."""
         self._status = text
         self._clear_progress()
-        self.draw_status()
+        self.redraw_status()
 
-    def draw_status(self) -> None:
+    def redraw_status(self) -> None:
         """Show the message of `show_status` again, unless a partial line stands in its place."""
         if not self._status or (self._begun and self._out.isatty()):
             return
@@ -250,7 +250,7 @@ class Screen:
 
     def _show_value(self, data: Data) -> None:
         with suppress(ValueError):  # Python cannot decode the value
-            if case := format_case(data.payload, with_excerpts=self.shows_excerpts):
+            if case := format_test_case(data.payload, with_excerpts=self.shows_excerpts):
                 lines, colour = case
                 for line in lines:
                     self.show_message(line, colour)
@@ -315,7 +315,7 @@ class Screen:
         for name in ("stderr", "line"):
             said = error.members.get(name)
             if isinstance(said, str) and said:
-                self.show_stderr(said)
+                self.show_evaluator_stderr(said)
 
 
 def format_value(data: Data) -> str:

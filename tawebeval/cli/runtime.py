@@ -43,12 +43,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class ServerAccess:
     """The URL of a server, and the token for it, None without one.
 
-    `command_arguments` are the options of the command line that named them.
+    `server_options` are those of the command line that named them.
     """
 
     url: str
     token: str | None = attrs.field(repr=False, default=None)
-    command_arguments: tuple[str, ...] = ()
+    server_options: tuple[str, ...] = ()
 
     def make_client(self, screen: Screen) -> Client:
         """Return a client that shows its retries on `screen`; warn of a token in clear text."""

@@ -43,11 +43,11 @@ _MAX_TOKEN = 4096  # characters
 class StoredServers(msgspec.Struct, omit_defaults=True):
     """The token of each stored server by its URL, empty for a server that needs none.
 
-    `default` is the URL that commands use without `--server`.
+    `default_url` is the URL that commands use without `--server`.
     """
 
     tokens: dict[str, str] = {}
-    default: str | None = None
+    default_url: str | None = msgspec.field(default=None, name="default")
 
 
 def locate_server_file(environment: Mapping[str, str]) -> Path:
@@ -178,7 +178,7 @@ def find_server(
             token = token or read_servers(locate_server_file(os.environ)).tokens.get(url, "")
         else:
             stored = read_servers(locate_server_file(os.environ))
-            url = normalize_server_url(stored.default or _DEFAULT_SERVER)
+            url = normalize_server_url(stored.default_url or _DEFAULT_SERVER)
             token = "" if "--token-file" in given else stored.tokens.get(url, "")
             token = token or _read_token(token_file)
     except (ConfigurationError, ValueError) as error:
@@ -239,7 +239,7 @@ def login(url: str) -> None:
         path = locate_server_file(os.environ)
         with edit_stored_servers(path) as stored:
             stored.tokens[url] = token
-            stored.default = url
+            stored.default_url = url
         kept = f"; the token is in {path}" if token else ""
         screen.show_message(f"{url} is the default server now{kept}", "green")
 
@@ -275,7 +275,7 @@ def logout(url: str | None) -> None:
     try:
         path = locate_server_file(os.environ)
         stored = read_servers(path)
-        removed = url or stored.default
+        removed = url or stored.default_url
         if removed is None:
             raise ConfigurationError("there is no default server; name one")
         if removed not in stored.tokens:
@@ -283,8 +283,8 @@ def logout(url: str | None) -> None:
             raise ConfigurationError(f"no login at {removed} is stored; stored are: {known}")
         with edit_stored_servers(path) as stored:
             stored.tokens.pop(removed, None)
-            if stored.default == removed:
-                stored.default = None
+            if stored.default_url == removed:
+                stored.default_url = None
     except ConfigurationError as error:
         raise SystemExit(report_failure(error, screen)) from None
     screen.show_message(f"removed {removed}")

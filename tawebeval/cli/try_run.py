@@ -27,6 +27,7 @@ from tawebeval.cli.follow import (
     show_seed,
     warn_of_empty_stdout,
 )
+from tawebeval.cli.options import SubmissionFields
 from tawebeval.cli.output import OutputError, Screen
 from tawebeval.cli.runtime import (
     WRONG,
@@ -74,28 +75,25 @@ from tawebeval.sandbox.probe import check_sandbox_and_log_problems, open_sandbox
 from tawebeval.sandbox.workspace import Workspace, WorkspaceLauncher
 from tawebeval_client.events import Page, parse_page
 
-Submission: TypeAlias = Mapping[str, str | bytes | Path]
-"""The content of each field: a text, bytes, or a file."""
-
 NULL_COMMIT_OID = "0" * 40
 """The commit identifier of a working directory."""
 CHECKOUT_NAME, UPLOAD_NAME = "checkout", "upload"
-"""The names in a `run_directory` of the copy of the working directory, and of the submission."""
+"""The names in a `scratch_directory`: of the copy of the working directory, and the submission."""
 
 _THREADS = 3  # two of them poll limits
 
 
-def copy_working_tree(root: Path, run_directory: Path, limits: TreeLimits) -> Checkout:
-    """Copy a working directory into `run_directory`. Blocks. Raises: EvaluationFailure.
+def copy_working_tree(root: Path, scratch_directory: Path, limits: TreeLimits) -> Checkout:
+    """Copy a working directory into `scratch_directory`. Blocks. Raises: EvaluationFailure.
 
-    It leaves out `.git`, `run_directory` itself if it is below `root`, and sockets, pipes and
+    It leaves out `.git`, `scratch_directory` itself if it is below `root`, and sockets, pipes and
     devices, which no commit has.
     """
-    target = run_directory / CHECKOUT_NAME
+    target = scratch_directory / CHECKOUT_NAME
     files = size = 0
     try:
         target.mkdir(parents=True)
-        for source, status in _walk(root, run_directory):
+        for source, status in _walk(root, scratch_directory):
             copy, mode = target / source.relative_to(root), status.st_mode
             files += 1
             size += status.st_size if stat.S_ISREG(mode) else 0
@@ -136,7 +134,9 @@ Snapshot: TypeAlias = dict[Path, tuple[int, int, int]]
 """Files, and what changes when they do; empty while they cannot be listed."""
 
 
-def take_directory_snapshot(root: Path, fields: Submission, left_out: Path | None) -> Snapshot:
+def take_directory_snapshot(
+    root: Path, fields: SubmissionFields, left_out: Path | None
+) -> Snapshot:
     """Return what is below `root`, and the files of a submission. Blocks.
 
     `left_out` is a directory that is of no interest. What is not copied counts, too.
@@ -163,7 +163,7 @@ async def wait_for_change(reactor: Any, take: Callable[[], Snapshot], seen: Snap
     return sorted({path.name for path, _ in seen.items() ^ now.items()})
 
 
-def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
+def write_upload(submission: SubmissionFields, folder: Path) -> tuple[SubmissionFile, ...]:
     """Write the files of a submission as an upload would lie in `folder`. Blocks.
 
     Raises OSError.
@@ -209,17 +209,17 @@ async def read_pages(
 
 
 @attrs.frozen
-class LocalSetup:
-    """What the evaluations of one command have in common; made by `read_setup`."""
+class LocalEvaluationOptions:
+    """What the evaluations of one command have in common; made by `check_local_options`."""
 
     root: Path
     configuration: Configuration
     directory: str
-    environment: str | None
+    environment_name: str | None
     limits: ChosenLimits
 
 
-def read_setup(
+def check_local_options(
     command: str,
     *,
     root: Path,
@@ -227,7 +227,7 @@ def read_setup(
     directory: str | None = None,
     environment: str | None = None,
     limits: Mapping[str, str],
-) -> LocalSetup:
+) -> LocalEvaluationOptions:
     """Check the options of a command that evaluates here. Raises UsageError."""
     with _usage_errors():
         check_user_and_locale(f"tawebeval {command}")
@@ -235,16 +235,16 @@ def read_setup(
         chosen = parse_limits(limits, configuration.limits.requestable_ranges)
         name = parse_environment_name(environment or "", configuration.environments)
         check_visible_paths(configuration, config, os.environ)
-    return LocalSetup(root, configuration, directory or "", name, chosen)
+    return LocalEvaluationOptions(root, configuration, directory or "", name, chosen)
 
 
 @attrs.frozen
 class LocalRunner:
     """Makes evaluations of a copied directory; made by `open_runner`."""
 
-    _setup: LocalSetup
+    _local_options: LocalEvaluationOptions
     _context: EvaluationContext
-    run_directory: Path
+    scratch_directory: Path
     """The directory with the copy, the submissions and the evaluations."""
 
     def make_evaluation(
@@ -259,48 +259,51 @@ class LocalRunner:
 
         `problem` is one of the configuration, whose `build` is used.
         """
-        setup = self._setup
+        local_options = self._local_options
         request = EvaluationRequest(
-            Repository(Path(os.path.abspath(setup.root)).as_uri()),
+            Repository(Path(os.path.abspath(local_options.root)).as_uri()),
             NULL_COMMIT_OID,
-            setup.directory,
+            local_options.directory,
             evaluator,
             seed,
             files,
-            limits=setup.limits,
-            environment=setup.environment,
+            limits=local_options.limits,
+            environment=local_options.environment_name,
             problem=problem,
-            build="" if problem is None else setup.configuration.problems[problem].build,
+            build="" if problem is None else local_options.configuration.problems[problem].build,
         )
-        sent = self.run_directory / name
+        sent = self.scratch_directory / name
         details = EvaluationDetails(name, pack_request(request), seed, upload_directory=sent)
         return Evaluation(
-            details, Workspace(self.run_directory / f"{name}-evaluation"), self._context
+            details, Workspace(self.scratch_directory / f"{name}-evaluation"), self._context
         )
 
 
 @contextmanager
 def open_runner(
-    setup: LocalSetup, screen: Screen, reactor: Any, write_files: Callable[[Path], object]
+    local_options: LocalEvaluationOptions,
+    screen: Screen,
+    reactor: Any,
+    write_files: Callable[[Path], object],
 ) -> Iterator[LocalRunner]:
     """Copy the directory, and start threads and sandbox; remove all at the end. Blocks.
 
-    `write_files(run_directory)` writes submissions before privileges are dropped. Raises:
+    `write_files(scratch_directory)` writes submissions before privileges are dropped. Raises:
     UsageError; SystemExit, if the sandbox does not work.
     """
-    configuration = setup.configuration
+    configuration = local_options.configuration
     with ExitStack() as made:
         cgroups = open_cgroups(f"try-{os.getpid()}")
         made.callback(cgroups.remove_all_cgroups)
-        run_directory = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
-        made.callback(remove_tree, run_directory)
-        accounts = run_directory / "accounts"
+        scratch_directory = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
+        made.callback(remove_tree, scratch_directory)
+        accounts = scratch_directory / "accounts"
         threads = WorkerThreads.create(reactor, _THREADS, "work")
-        launcher = WorkspaceLauncher(run_directory / "starter" / "socket")
+        launcher = WorkspaceLauncher(scratch_directory / "starter" / "socket")
         tree_limits = TreeLimits(MAX_TREE_FILES, configuration.repositories.tree_bytes)
         with _usage_errors():
-            write_files(run_directory)
-            checkout = copy_working_tree(setup.root, run_directory, tree_limits)
+            write_files(scratch_directory)
+            checkout = copy_working_tree(local_options.root, scratch_directory, tree_limits)
             context = EvaluationContext(
                 configuration=configuration,
                 clock=reactor,
@@ -324,13 +327,13 @@ def open_runner(
         threads.start()
         made.callback(threads.stop)
         launcher.attach_reactor(reactor, threads.run_in_thread, lambda: None)
-        yield LocalRunner(setup, context, run_directory)
+        yield LocalRunner(local_options, context, scratch_directory)
 
 
 def run_try(
     screen: Screen,
     *,
-    fields: Submission,
+    fields: SubmissionFields,
     evaluator: str,
     seed: int | None,
     folder: DownloadDirectory | None,
@@ -340,31 +343,31 @@ def run_try(
     """Run the evaluator, show its output, and exit with the status. Raises UsageError.
 
     The parameters are the arguments and options of the command; `options` are those of
-    `read_setup`.
+    `check_local_options`.
     """
     drawn = draw_seed(os.urandom) if seed is None else seed
-    setup = read_setup("try", **options)
+    local_options = check_local_options("try", **options)
     saved = None
     if folder is not None:
-        root, target = os.path.realpath(setup.root), os.path.realpath(folder.path)
+        root, target = os.path.realpath(local_options.root), os.path.realpath(folder.path)
         if watch and root == target:
             raise click.UsageError("--watch: what --files saves would change DIRECTORY")
-        saved = setup.root / os.path.relpath(target, root)  # the root may be relative
+        saved = local_options.root / os.path.relpath(target, root)  # the root may be relative
 
     async def try_once(reactor: Any) -> tuple[int, bool]:
         files: list[SubmissionFile] = []
 
-        def write_files(run_directory: Path) -> None:
-            files.extend(write_upload(fields, run_directory / UPLOAD_NAME))
+        def write_files(scratch_directory: Path) -> None:
+            files.extend(write_upload(fields, scratch_directory / UPLOAD_NAME))
 
-        with open_runner(setup, screen, reactor, write_files) as runner:
+        with open_runner(local_options, screen, reactor, write_files) as runner:
             show_seed(screen, drawn if seed is None else None)
             evaluation = runner.make_evaluation(UPLOAD_NAME, evaluator, drawn, tuple(files))
             own = None if folder is None else DownloadDirectory(folder.path)
             return await _show_evaluation(evaluation, screen, own)
 
     async def watch_files(reactor: Any) -> int:
-        take = partial(take_directory_snapshot, setup.root, fields, saved)
+        take = partial(take_directory_snapshot, local_options.root, fields, saved)
         while True:
             seen = take()
             try:
@@ -406,11 +409,13 @@ async def _show_evaluation(
         error = display.final_error
         if result.stderr_text and (error is None or "stderr" not in error.members):
             screen.show_message("stderr:")
-            screen.show_stderr(result.stderr_text)
+            screen.show_evaluator_stderr(result.stderr_text)
         if result.exit_status is not None:
             seconds = times["ended"] - times[EvaluationState.RUNNING.value]
-            screen.show_message(describe_usage(result.usage, seconds, evaluation.limits.memory))
-    return display.status, is_cancelled
+            screen.show_message(
+                describe_resource_usage(result.usage, seconds, evaluation.limits.memory)
+            )
+    return display.exit_status, is_cancelled
 
 
 async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], object]) -> bool:
@@ -445,7 +450,7 @@ async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], obj
     return cancelled
 
 
-def describe_usage(usage: ResourceUsage, wall_seconds: float, memory_limit: int) -> str:
+def describe_resource_usage(usage: ResourceUsage, wall_seconds: float, memory_limit: int) -> str:
     """Return the time and peak memory of a `try`; `memory_limit` is limits.memory in bytes.
 
     A machine without cgroups measures neither processor time nor memory.

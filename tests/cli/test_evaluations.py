@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from tawebeval.cli.evaluations import format_age, format_row, format_status, format_title
+from tawebeval.cli.evaluations import format_age, format_problem_title, format_row, format_status
 from tawebeval.cli.output import format_json, summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings
 from tawebeval.core.form import LIMIT_UNITS
@@ -165,14 +165,16 @@ class EvaluationsTests(CommandTestCase):
         os.environ["TZ"] = "UTC-2"
         time.tzset()
         try:
-            shown = format_title({"title": "Sums", "closes": "2026-12-01T11:00:00.000+00:00"})
+            shown = format_problem_title(
+                {"title": "Sums", "closes": "2026-12-01T11:00:00.000+00:00"}
+            )
         finally:
             os.environ.pop("TZ")
             if before is not None:
                 os.environ["TZ"] = before
             time.tzset()
         self.assertEqual(shown, "Sums (closes 2026-12-01 13:00)")
-        self.assertEqual(format_title({"title": "Sums", "closes": None}), "Sums")
+        self.assertEqual(format_problem_title({"title": "Sums", "closes": None}), "Sums")
 
     def test_list_is_filtered_by_times_and_ages(self) -> None:
         identifier = self.line.begin()

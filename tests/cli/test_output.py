@@ -237,7 +237,7 @@ class StderrMessageTests(SynchronousTestCase):
         progress = Data('{"type":"progress","done":3,"total":10}')
         printed = f"{CLEAR}run\\u001bning{CLEAR}b\n"
         self.assertEqual(shown.show(progress, Text("b")), printed)
-        shown.screen.draw_status()
+        shown.screen.redraw_status()
         self.assertEqual(shown.out.getvalue(), printed)
         self.assertEqual(Shown().show(progress), "")
 

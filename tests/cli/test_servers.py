@@ -35,14 +35,14 @@ class FileTests(SynchronousTestCase):
     def write(self) -> None:
         with edit_stored_servers(self.path) as stored:
             stored.tokens[URL] = "secret"
-            stored.default = URL
+            stored.default_url = URL
 
     def test_only_the_owner_has_access_to_the_stored_servers(self) -> None:
         self.assertEqual(read_servers(self.path), StoredServers())
         self.addCleanup(os.umask, os.umask(0))
         self.write()
         found = read_servers(self.path)
-        self.assertEqual((found.tokens, found.default), ({URL: "secret"}, URL))
+        self.assertEqual((found.tokens, found.default_url), ({URL: "secret"}, URL))
         self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
         self.assertEqual(stat.S_IMODE(self.path.parent.stat().st_mode), 0o700)
         self.assertEqual([path.name for path in self.path.parent.iterdir()], ["servers.json"])
@@ -52,9 +52,9 @@ class FileTests(SynchronousTestCase):
         link = self.folder / "link"
         link.symlink_to(self.path)
         with edit_stored_servers(link) as stored:
-            stored.default = None
+            stored.default_url = None
         self.assertTrue(link.is_symlink())
-        self.assertIsNone(read_servers(self.path).default)
+        self.assertIsNone(read_servers(self.path).default_url)
 
     def test_two_processes_that_edit_the_file_at_once_lose_nothing(self) -> None:
         def edit() -> None:
@@ -80,9 +80,9 @@ class FileTests(SynchronousTestCase):
             self.assertRaises(ConfigurationError) as caught,
             edit_stored_servers(self.path) as stored,
         ):
-            stored.default = None
+            stored.default_url = None
         self.assertIn("cannot write the file: No space left on device", str(caught.exception))
-        self.assertEqual(read_servers(self.path).default, URL)
+        self.assertEqual(read_servers(self.path).default_url, URL)
         self.assertEqual([path.name for path in self.path.parent.iterdir()], ["servers.json"])
 
     def test_broken_file_and_file_that_others_can_access_are_refused(self) -> None:

@@ -18,7 +18,7 @@ from tawebeval.cli import main
 from tawebeval.cli.try_run import (
     await_exit_status,
     copy_working_tree,
-    describe_usage,
+    describe_resource_usage,
     read_pages,
     take_directory_snapshot,
     wait_for_change,
@@ -45,10 +45,10 @@ from tests.fakes.world import World, make_request
 class UsageTests(SynchronousTestCase):
     def test_usage_line_omits_what_was_not_measured(self) -> None:
         self.assertEqual(
-            describe_usage(ResourceUsage(0.5, 3 * 2**20), 1.239, 2**29),
+            describe_resource_usage(ResourceUsage(0.5, 3 * 2**20), 1.239, 2**29),
             "used 1.24 s, 0.50 s of processor time, 3 MiB of memory",
         )
-        said = describe_usage(ResourceUsage(None, None), 1.239, 2**29)
+        said = describe_resource_usage(ResourceUsage(None, None), 1.239, 2**29)
         self.assertIn("used 1.24 s; limits.memory (512 MiB) held for each process alone", said)
 
 
