@@ -36,7 +36,7 @@ from tawebeval.daemon.endpoints import (
     find_exposed_endpoints,
     make_listener,
 )
-from tawebeval.daemon.logging import LineWriter, LogWriter, open_error_reports
+from tawebeval.daemon.logging import LineWriter, LogWriter, make_error_reporter
 from tawebeval.daemon.metrics import (
     SANDBOX_PROBE_PERIOD,
     DaemonMetrics,
@@ -55,7 +55,7 @@ from tawebeval.daemon.reload import (
     find_notifier,
 )
 from tawebeval.daemon.startup import (
-    STORE_NAME,
+    STORE_FILENAME,
     DaemonDirectories,
     DiskSync,
     StartupChecks,
@@ -266,7 +266,7 @@ class Daemon(MultiService):
         """Start all parts. Raises: SystemExit, with a message."""
         if self.log_writer is not None:
             self._start_log_thread(self.log_writer.line_writer)
-            self.log_writer.pass_on = open_error_reports(os.environ, self._reactor)
+            self.log_writer.on_error = make_error_reporter(os.environ, self._reactor)
         super().startService()
         for part in self._list_listeners():
             if part.endpoint.port is not None:
@@ -395,14 +395,14 @@ class ThreadPools:
         return SystemResolver(threads, FairQueue(count, running_per_caller=(count + 1) // 2))
 
 
-def open_lasting_starter(
+def open_starter_and_cgroups(
     configuration: Configuration, directories: DaemonDirectories, cgroups: CgroupManager
 ) -> tuple[WorkspaceLauncher, CgroupManager, bool]:
     """Return what starts evaluators, their cgroups, and whether they outlive the daemon.
 
     `cgroups` are those of the daemon; the starter may have those of evaluators.
     """
-    launcher, is_lasting = open_starter(configuration, os.environ, directories.state)
+    launcher, is_lasting = open_starter(configuration, os.environ, directories.state_directory)
     if is_lasting:
         for found in describe_starter_limits(configuration, launcher.starter):
             if isinstance(found, SetupProblem):
@@ -417,7 +417,7 @@ def open_lasting_starter(
 class AssemblyContext:
     """What the functions that build the parts of the daemon share.
 
-    `configuration` is that of the start. `inherited` is what an earlier daemon has left.
+    `configuration` is that of the start. `inherited_resources` is what an earlier daemon has left.
     """
 
     configuration: Configuration
@@ -427,18 +427,18 @@ class AssemblyContext:
     file_tree_threads: WorkerThreads  # they check out, measure and remove trees
     disk_threads: WorkerThreads  # they check and sync disks and directories, any of which may hang
     store: EvaluationStore
-    inherited: InheritedResources
+    inherited_resources: InheritedResources
     cgroups: CgroupManager
     sandbox: Sandbox  # of this machine
 
 
-def open_runner(base: AssemblyContext) -> Sandbox:
+def open_evaluator_sandbox(base: AssemblyContext) -> Sandbox:
     """Return what evaluators run in: the sandbox of this machine, or the nodes of a cluster.
 
     The jobs of an earlier daemon are cancelled if the runner is no longer the cluster.
     """
-    state, runner = base.directories.state, base.configuration.runner
-    if runner.kind == "local" and not base.inherited.job_names:
+    state, runner = base.directories.state_directory, base.configuration.runner
+    if runner.kind == "local" and not base.inherited_resources.job_names:
         return base.sandbox
     threads = base.threads.make_threads(1, "slurm", abandons_running_calls=True)
     commands = SlurmCommands(base.reactor, threads, derive_daemon_label(state))
@@ -487,7 +487,7 @@ def build_archive(base: AssemblyContext) -> EvaluationArchive | None:
     if not settings.enabled:
         return None
     return EvaluationArchive(
-        base.directories.state / "archive",
+        base.directories.state_directory / "archive",
         settings,
         # More than the daemon needs to be ready.
         base.configuration.limits.free_disk_for_readiness * 9 // 8,
@@ -510,7 +510,7 @@ def build_registry(
         generate_random_bytes=os.urandom,
         worker_threads=base.file_tree_threads,
         checkout_source=repositories,
-        sandbox=open_runner(base),
+        sandbox=open_evaluator_sandbox(base),
         limit_monitor=LimitMonitor(
             base.reactor,
             base.threads.make_threads(1, "watch"),
@@ -567,7 +567,7 @@ def make_timers(
 ) -> Sequence[Service]:
     """Return the services that call the parts once in a while."""
     context, directories = registry.context, base.directories
-    disk_sync = DiskSync(base.store, directories.state, base.disk_threads, base.reactor)
+    disk_sync = DiskSync(base.store, directories.state_directory, base.disk_threads, base.reactor)
     chores = (
         registry.expire_evaluations,
         context.cleanup_queue.retry_next_calls,
@@ -605,9 +605,11 @@ def build_daemon(
     threads = ThreadPools(reactor)
     authentication = open_authentication(configuration, reactor)
     store_thread = threads.make_threads(1, "store", abandons_running_calls=True)
-    store = EvaluationStore.open(directories.state / STORE_NAME, store_thread, reactor)
+    store = EvaluationStore.open(
+        directories.state_directory / STORE_FILENAME, store_thread, reactor
+    )
     inherited = InheritedResources(store.load_live())
-    launcher, cgroups, is_lasting = open_lasting_starter(configuration, directories, cgroups)
+    launcher, cgroups, is_lasting = open_starter_and_cgroups(configuration, directories, cgroups)
     base = AssemblyContext(
         configuration=configuration,
         directories=directories,
@@ -616,7 +618,7 @@ def build_daemon(
         file_tree_threads=threads.make_threads(20, "work"),
         disk_threads=threads.make_threads(4, "check"),
         store=store,
-        inherited=inherited,
+        inherited_resources=inherited,
         cgroups=cgroups,
         sandbox=open_sandbox(configuration, directories.sandbox_files_directory, cgroups, launcher),
     )

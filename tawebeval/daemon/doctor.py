@@ -81,20 +81,20 @@ _UNIT_REMEDY = "to check tawebeval.service, run the systemd-run command in docs/
 
 @attrs.frozen
 class ExaminedDaemon:
-    """The daemon that a start with this configuration `file`, None without one, would make."""
+    """The daemon that a start with `configuration_file`, None without one, would make."""
 
     configuration: Configuration
-    file: Path | None
+    configuration_file: Path | None
     environment: Mapping[str, str]
     reactor: Any
 
     @property
-    def state(self) -> Path:
+    def state_directory(self) -> Path:
         """The state directory."""
         return locate_directories(self.environment)[0]
 
     @property
-    def cache(self) -> Path:
+    def cache_directory(self) -> Path:
         """The cache directory."""
         return locate_directories(self.environment)[1]
 
@@ -115,10 +115,10 @@ def make_probe_directories(daemon: ExaminedDaemon) -> tuple[Path, Path]:
             return Path(tempfile.mkdtemp(prefix="tawebeval-", dir=find_existing_ancestor(path)))
         return Path(tempfile.mkdtemp(prefix="tawebeval-"))
 
-    return make(daemon.cache), make(daemon.state)
+    return make(daemon.cache_directory), make(daemon.state_directory)
 
 
-def check_writers(path: Path) -> None:
+def check_not_world_writable(path: Path) -> None:
     """Raise ConfigurationError if every user may write to a path."""
     if path.stat().st_mode & stat.S_IWOTH:
         what = f"{path}: every user may write to it"
@@ -126,9 +126,9 @@ def check_writers(path: Path) -> None:
 
 
 def _check_file(daemon: ExaminedDaemon) -> Iterator[str]:
-    if daemon.file is not None:
-        check_writers(daemon.file)
-        yield str(daemon.file)
+    if daemon.configuration_file is not None:
+        check_not_world_writable(daemon.configuration_file)
+        yield str(daemon.configuration_file)
 
 
 def _check_directory(name: str, entries: Sequence[str], daemon: ExaminedDaemon) -> Iterator[str]:
@@ -141,7 +141,7 @@ def _check_directory(name: str, entries: Sequence[str], daemon: ExaminedDaemon) 
         yield f"{path}: does not exist; the daemon creates it"
         return
     check_owner(path, entries)
-    check_writers(path)
+    check_not_world_writable(path)
     _check_writes(path, f"{path}: cannot write", _WRITABLE)
     yield str(path)
 
@@ -165,7 +165,7 @@ def _check_writes(path: Path, what: str, remedy: str) -> None:
 
 
 def _check_key(daemon: ExaminedDaemon) -> Iterator[str]:
-    path = daemon.state / "key"
+    path = daemon.state_directory / "key"
     try:
         mode = path.stat().st_mode
     except OSError:  # missing, or the check of the directory reports it
@@ -180,7 +180,9 @@ def _check_key(daemon: ExaminedDaemon) -> Iterator[str]:
 def _check_free_space(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
     """Compare the free bytes of each file system with those that the daemon needs to be ready."""
     needed = daemon.configuration.limits.free_disk_for_readiness
-    places = (find_existing_ancestor(path) for path in (daemon.cache, daemon.state))
+    places = (
+        find_existing_ancestor(path) for path in (daemon.cache_directory, daemon.state_directory)
+    )
     for place in {place.stat().st_dev: place for place in places}.values():
         free = shutil.disk_usage(place).free
         what = f"{place}: {format_size(free)} is free"
@@ -209,7 +211,7 @@ class Finding:
     remedy: str = ""
 
 
-Results = Iterable[str | SetupProblem | Finding]
+CheckResults = Iterable[str | SetupProblem | Finding]
 
 
 @attrs.frozen
@@ -221,7 +223,7 @@ class Check:
     """
 
     component: str
-    examine: Callable[[ExaminedDaemon], Results]
+    examine: Callable[[ExaminedDaemon], CheckResults]
 
     def run(self, daemon: ExaminedDaemon) -> Iterator[Finding]:
         """Run the check and yield its findings. Blocks."""
@@ -248,7 +250,7 @@ def _check_sandbox(daemon: ExaminedDaemon) -> Iterator[Finding]:
         cgroups.remove_all_cgroups()
 
 
-def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
+def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> CheckResults:
     configuration = daemon.configuration
     checkouts, workspaces = make_probe_directories(daemon)
     try:
@@ -273,7 +275,7 @@ def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
     return [f"{sandbox.bwrap_path} works", *trees_check.run(daemon)]
 
 
-def _check_cgroups(cgroups: CgroupManager, daemon: ExaminedDaemon) -> Results:
+def _check_cgroups(cgroups: CgroupManager, daemon: ExaminedDaemon) -> CheckResults:
     remedy, enforced = find_cgroup_remedy(), cgroups.enforced_resources
     for what in get_args(Resource):
         said = describe_enforcement(cgroups, what)
@@ -297,14 +299,14 @@ def _find_network(daemon: ExaminedDaemon) -> Iterator[SetupProblem]:
 
 
 def _check_paths(daemon: ExaminedDaemon) -> Iterator[str]:
-    check_visible_paths(daemon.configuration, daemon.file, daemon.environment)
+    check_visible_paths(daemon.configuration, daemon.configuration_file, daemon.environment)
     if names := daemon.configuration.environments:
         yield f"evaluators can run in {', '.join(names)}"
 
 
 def _check_cluster(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
     if daemon.configuration.runner.kind == "slurm":
-        yield from check_cluster(daemon.configuration, daemon.state, daemon.environment)
+        yield from check_cluster(daemon.configuration, daemon.state_directory, daemon.environment)
 
 
 def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
@@ -337,7 +339,7 @@ def _check_endpoint(endpoint: str, daemon: ExaminedDaemon) -> Iterator[str]:
     yield endpoint
 
 
-def _check_callers(daemon: ExaminedDaemon) -> Results:
+def _check_callers(daemon: ExaminedDaemon) -> CheckResults:
     if find_token_file(daemon.configuration.callers, daemon.environment) is not None:
         yield "callers need a token"
     elif problems := list(find_exposed_endpoints(daemon.configuration)):
@@ -346,7 +348,7 @@ def _check_callers(daemon: ExaminedDaemon) -> Results:
         yield "no tokens (callers.tokens): every program of this machine may submit"
 
 
-def _check_proxies(daemon: ExaminedDaemon) -> Results:
+def _check_proxies(daemon: ExaminedDaemon) -> CheckResults:
     http = daemon.configuration.http
     if not http.trusted_proxies:
         return
@@ -385,7 +387,7 @@ def _check_metrics_tokens(daemon: ExaminedDaemon) -> Iterator[str]:
 
 def _check_token_file(source: Path) -> str:
     read_token_file(source)
-    check_writers(source)
+    check_not_world_writable(source)
     return str(source)
 
 
@@ -441,8 +443,8 @@ CHECKS = (
     Check("credentials", _check_credentials),
     Check("callbacks", _check_callbacks),
     Check("permissions", _check_file),
-    Check("permissions", partial(_check_directory, "state", STATE_DIRECTORY_ENTRIES)),
-    Check("permissions", partial(_check_directory, "cache", CACHE_DIRECTORY_ENTRIES)),
+    Check("permissions", partial(_check_directory, "state_directory", STATE_DIRECTORY_ENTRIES)),
+    Check("permissions", partial(_check_directory, "cache_directory", CACHE_DIRECTORY_ENTRIES)),
     Check("permissions", _check_key),
     Check("disk", _check_free_space),
     Check("limits", _check_hard_limits),

@@ -66,7 +66,7 @@ class LogWriter:
     """Log observer that writes events of at least `level` to `file`, formatted by `format`.
 
     With `has_priorities` each line begins with its priority (sd-daemon(3)). `line_writer` counts
-    lost events. Each error is also given to `pass_on`.
+    lost events. Each error is also given to `on_error`.
 
     Without free descriptors Twisted logs three events for each connection that it closes, and
     clients reconnect at once. One message a minute replaces these events.
@@ -79,7 +79,7 @@ class LogWriter:
     line_writer: LineWriter = attrs.field(init=False)
     _read_clock: Callable[[], float] = time.monotonic
     _next_warning: float = 0.0  # clock time from which accept failures are logged again
-    pass_on: Callable[[LogEvent], object] = lambda event: None
+    on_error: Callable[[LogEvent], object] = lambda event: None
 
     def __attrs_post_init__(self) -> None:
         self.line_writer = LineWriter(self._file)
@@ -99,7 +99,7 @@ class LogWriter:
             self.line_writer.write_line(text)
         is_error = _LEVELS[get_level_name(event)] >= _LEVELS["error"]
         if is_error and event.get("log_namespace") != "stderr":  # where handlers may write to
-            self.pass_on(event)
+            self.on_error(event)
 
     def _warn_of_descriptors(self) -> None:
         now = self._read_clock()
@@ -220,7 +220,7 @@ def open_stream_log(
     )
 
 
-def open_error_reports(
+def make_error_reporter(
     environment: Mapping[str, str], reactor: Any
 ) -> Callable[[LogEvent], object]:
     """Return what passes errors on to the logger "tawebeval" of `logging`.

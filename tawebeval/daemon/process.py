@@ -89,7 +89,7 @@ def freeze_objects() -> None:
     gc.freeze()
 
 
-class SteadyClock:
+class PauseLimitedClock:
     """The monotonic clock, on which no pause between two readings takes over `MAX_PAUSE_SECONDS`.
 
     After a longer pause the process was stopped, or its reactor blocked. All timers would be due at
@@ -111,13 +111,13 @@ class SteadyClock:
 
 
 def use_monotonic_clock(reactor: Any) -> None:
-    """Let a reactor's `seconds`, and so all its timers, follow a `SteadyClock`.
+    """Let a reactor's `seconds`, and so all its timers, follow a `PauseLimitedClock`.
 
     Twisted uses the time of day. Setting that forward would make all timers due at once and end
     every evaluation by its time limit; setting it back would stop all timers. To be called before
     there are timers.
     """
-    reactor.seconds = SteadyClock()
+    reactor.seconds = PauseLimitedClock()
 
     def read_clock() -> None:
         reactor.callLater(1.0, read_clock)

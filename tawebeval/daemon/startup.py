@@ -68,7 +68,7 @@ from tawebeval.web.auth import (
     find_token_file,
 )
 
-STORE_NAME = "evaluations.sqlite"
+STORE_FILENAME = "evaluations.sqlite"
 """The name of the database of evaluations in the state directory."""
 
 _EVALUATION_ENTRIES = ("uploads", "evaluations")
@@ -76,7 +76,7 @@ _EVALUATION_ENTRIES = ("uploads", "evaluations")
 STATE_DIRECTORY_ENTRIES = (
     *("lock", "key", "key.new", "accounts", "archive", "environments"),
     *("trash", "starter"),
-    *(f"{STORE_NAME}{suffix}" for suffix in ("", "-wal", "-shm", ".lock")),
+    *(f"{STORE_FILENAME}{suffix}" for suffix in ("", "-wal", "-shm", ".lock")),
     *_EVALUATION_ENTRIES,
 )
 CACHE_DIRECTORY_ENTRIES = ("lock", "repositories")
@@ -85,7 +85,7 @@ CACHE_DIRECTORY_ENTRIES = ("lock", "repositories")
 STARTER_SOCKET_VARIABLE = "TAWEBEVAL_STARTER"
 """The environment variable with the path of the starter's socket."""
 
-SYNC_SECONDS = 5.0
+SYNC_PERIOD_SECONDS = 5.0
 """Seconds from a commit to its write to the disk, besides those that the disk takes."""
 
 log = Logger()
@@ -104,10 +104,10 @@ class DaemonDirectories:
     sandbox_files_directory: Path
     repositories: Path
     identifier_mac_key: bytes = attrs.field(repr=False)
-    state: Path
+    state_directory: Path
     lock_files: tuple[IO[str], ...] = attrs.field(repr=False)
 
-    def remove_leftovers(self, kept: Collection[str] = ()) -> None:
+    def move_leftovers_to_trash(self, kept: Collection[str] = ()) -> None:
         """Move the uploads and evaluations of an earlier daemon to the trash. Blocks.
 
         Their files may be so many that their removal takes a minute: `empty_trash` does it, for a
@@ -136,7 +136,7 @@ class DaemonDirectories:
     @property
     def trash(self) -> Path:
         """The directory of files that are to be removed."""
-        return self.state / "trash"
+        return self.state_directory / "trash"
 
     def empty_trash(self) -> None:
         """Remove what is in the trash. Blocks. Raises: OSError, after all that can be removed."""
@@ -305,7 +305,7 @@ class DiskSync:
             log.error(words, error=describe_disk_error(error))  # noqa: TRY400  (no defect)
         finally:
             self._synced_count, self._is_syncing = count, False
-            self._next = self._clock.seconds() + SYNC_SECONDS
+            self._next = self._clock.seconds() + SYNC_PERIOD_SECONDS
 
 
 @attrs.define(eq=False, slots=False)
@@ -375,7 +375,7 @@ class StartupChecks(Service):
             ):
                 starter.forget_program_blocking(program)
         self._cgroups.remove_other_evaluation_cgroups(inherited.cgroup_names)
-        directories.remove_leftovers(inherited.directory_names)
+        directories.move_leftovers_to_trash(inherited.directory_names)
 
     def _empty_trash(self) -> None:
         try:

@@ -239,7 +239,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_probe_tries_the_sandbox_of_this_machine_and_no_job_of_a_cluster(self) -> None:
         made = self.note_calls("SandboxProbe")
-        shared = str(self.directories.state)
+        shared = str(self.directories.state_directory)
         daemon = self.make(runner=RunnerSettings(kind="slurm", shared=shared))
         self.assertIsInstance(self.evaluations(daemon).context.sandbox, SlurmSandbox)
         (probed, *_) = made[0][1].args

@@ -32,7 +32,7 @@ from tawebeval.daemon.logging import (
     format_text,
     format_text_without_time,
     is_systemd_journal,
-    open_error_reports,
+    make_error_reporter,
     open_log,
     open_stream_log,
 )
@@ -51,7 +51,7 @@ import io, json, sys
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import Logger
 import sentry_sdk
-from tawebeval.daemon.logging import LogWriter, format_text, open_error_reports
+from tawebeval.daemon.logging import LogWriter, format_text, make_error_reporter
 
 class Transport(sentry_sdk.Transport):
     def capture_envelope(self, envelope):
@@ -61,7 +61,8 @@ initialise = sentry_sdk.init
 sentry_sdk.init = lambda dsn, **options: initialise(dsn, transport=Transport, **options)
 sys.argv.append("--secret")
 writer = LogWriter(io.StringIO(), format_text, "info")
-writer.pass_on = open_error_reports({"SENTRY_DSN": "http://a@127.0.0.1:1/1"}, MemoryReactorClock())
+dsn = "http://a@127.0.0.1:1/1"
+writer.on_error = make_error_reporter({"SENTRY_DSN": dsn}, MemoryReactorClock())
 log = Logger(namespace="tawebeval.x", observer=writer)
 log.info("hidden")
 
@@ -282,7 +283,7 @@ class ErrorReportTests(SynchronousTestCase):
         self.addCleanup(logging.getLogger().removeHandler, handler)
 
     def test_handlers_of_python_logging_get_errors_with_their_tracebacks(self) -> None:
-        self.writer.pass_on = open_error_reports({}, Clock())
+        self.writer.on_error = make_error_reporter({}, Clock())
         for event in [
             *events(lambda log: log.info("{a}", a=1)),
             *events(lambda log: log.warn("{a}", a=2)),
@@ -306,7 +307,7 @@ class ErrorReportTests(SynchronousTestCase):
             (patch.dict(sys.modules), "no URL"),
         ):
             with what, capturedLogs() as captured:
-                open_error_reports({"SENTRY_DSN": dsn}, Clock())
+                make_error_reporter({"SENTRY_DSN": dsn}, Clock())
             self.assertIn("install tawebeval[sentry]", formatEvent(captured[0]))
 
     def test_reports_have_neither_secrets_nor_variables(self) -> None:

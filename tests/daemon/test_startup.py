@@ -33,7 +33,7 @@ from tests.cases.roots import make_root
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
 BEGUN = ["connect_starter", "list_programs", "kill"]
-CLEARED = ["remove_other_evaluation_cgroups", "remove_leftovers"]
+CLEARED = ["remove_other_evaluation_cgroups", "move_leftovers_to_trash"]
 STARTED = [*BEGUN, *CLEARED, "git", "sandbox", "start", "start", "empty_trash"]
 KERNEL = "the kernel's files of processes and devices"
 
@@ -114,8 +114,12 @@ class StartupTests(SynchronousTestCase):
         starter = TimeoutError(110, "the starter of evaluators does not answer")
         for name, error, said in (
             ("connect_starter", starter, "the starter of evaluators does not answer"),
-            ("remove_leftovers", left, "/state/evaluations/x: Not permitted"),
-            ("remove_leftovers", full, "/state/x: No space left on device; free some disk space"),
+            ("move_leftovers_to_trash", left, "/state/evaluations/x: Not permitted"),
+            (
+                "move_leftovers_to_trash",
+                full,
+                "/state/x: No space left on device; free some disk space",
+            ),
             ("git", ConfigurationError("git is older; than that"), "git is older; than that"),
             ("sandbox", SystemExit("tawebeval: no sandbox"), "no sandbox"),
             ("start", threads, f"threads: can't start new thread; {PROCESS_LIMIT_REMEDY}"),

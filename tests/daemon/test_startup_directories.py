@@ -79,7 +79,7 @@ class DirectoriesTests(SynchronousTestCase):
             (directory / "left").chmod(0)
         second = self.open()
         self.assertTrue((first.uploads / "left").exists())
-        second.remove_leftovers()
+        second.move_leftovers_to_trash()
         self.assertEqual(len(list(second.trash.iterdir())), 2)
         self.assertEqual(list(first.uploads.iterdir()), [])
         self.assertEqual(list(first.evaluations.iterdir()), [])
@@ -93,7 +93,7 @@ class DirectoriesTests(SynchronousTestCase):
                 (directories.evaluations / name / "tree").mkdir(parents=True, exist_ok=True)
             # Not "a" itself: without root, a directory that is moved has to be writable.
             (directories.evaluations / "a" / "tree").chmod(0)
-            directories.remove_leftovers(["kept"])
+            directories.move_leftovers_to_trash(["kept"])
             self.assertEqual(os.listdir(directories.evaluations), ["kept"])
             self.close(directories)
         self.assertEqual(len(os.listdir(directories.trash)), 3)
@@ -108,7 +108,7 @@ class DirectoriesTests(SynchronousTestCase):
             raise OSError(errno.EXDEV, "Invalid cross-device link")
 
         self.patch(os, "rename", rename)
-        directories.remove_leftovers()
+        directories.move_leftovers_to_trash()
         self.assertEqual(os.listdir(directories.evaluations), [])
 
     def test_full_disk_is_reported_with_the_path_of_the_key(self) -> None:
@@ -131,7 +131,7 @@ class DirectoriesTests(SynchronousTestCase):
         (precious / "thing").mkdir(parents=True, mode=0o500)
         first.evaluations.rmdir()
         first.evaluations.symlink_to(precious)
-        self.open().remove_leftovers()
+        self.open().move_leftovers_to_trash()
         self.assertFalse(first.evaluations.is_symlink())
         self.assertEqual(list(first.evaluations.iterdir()), [])
         self.assertTrue((precious / "thing").exists())

@@ -13,7 +13,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.daemon import startup as module
-from tawebeval.daemon.startup import SYNC_SECONDS, DiskSync
+from tawebeval.daemon.startup import SYNC_PERIOD_SECONDS, DiskSync
 from tawebeval.linux.filetree import sync_file_system
 from tests.fakes.world import SlowThreads
 
@@ -37,11 +37,11 @@ class DiskSyncTests(SynchronousTestCase):
         self.store.transaction_count = 2  # while the disk is at work
         self.tick()
         self.threads.step()
-        self.tick(SYNC_SECONDS - 1)
+        self.tick(SYNC_PERIOD_SECONDS - 1)
         self.assertEqual((self.synced, self.threads.waiting), ([Path("/state")], []))
         self.tick()
         self.threads.step()
-        self.tick(SYNC_SECONDS)
+        self.tick(SYNC_PERIOD_SECONDS)
         self.assertEqual((len(self.synced), self.threads.waiting), (2, []))
 
     def test_disk_that_fails_is_logged_and_tried_again_after_the_next_commit(self) -> None:
@@ -52,7 +52,7 @@ class DiskSyncTests(SynchronousTestCase):
         with capturedLogs() as events:
             for count in (1, 2):
                 self.store.transaction_count = count
-                self.tick(SYNC_SECONDS)
+                self.tick(SYNC_PERIOD_SECONDS)
                 self.threads.step()
         self.assertEqual(len(events), 2)
         self.assertIn(

@@ -108,12 +108,12 @@ os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:1"
 os.environ["OTEL_BSP_SCHEDULE_DELAY"] = "10"
 privileges.set_process_user(pwd.getpwnam("nobody"))
 before = set(sys.modules)
-from tawebeval.daemon.logging import open_error_reports
+from tawebeval.daemon.logging import make_error_reporter
 from tawebeval.evaluations.traces import EvaluationTracer
 tracer, reactor = EvaluationTracer(), MemoryReactorClock()
 details = type("Details", (), {"trace": tracer.begin_trace([])})
 tracer.record_phase(details, "running", 0, 1)
-globalLogPublisher.addObserver(open_error_reports(os.environ, reactor))
+globalLogPublisher.addObserver(make_error_reporter(os.environ, reactor))
 Logger().error("an error")
 tracer.stop()
 for function, positional, named in reactor.triggers["after"]["shutdown"]:
