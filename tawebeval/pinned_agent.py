@@ -64,7 +64,7 @@ class UnknownHost(TawebevalError):
 
 
 class LookupFailed(TawebevalError):
-    """A look-up that name servers or this machine failed to complete in time."""
+    """A look-up that took too long, or that name servers or this machine could not answer."""
 
 
 class Resolver(Protocol):

@@ -90,9 +90,9 @@ class Run(ProcessProtocol):
 
     - `on_change()` is called when `failure` is set by a stop, and when the clock stands.
     - `deadline`: the end of `limits.wall_clock`, in seconds of the reactor's clock, which goes on
-      over a restart of the daemon; None while the clock is suspended. The parameter is that of a
-      run that an earlier process of the daemon has begun. Its stdout goes on, its stderr is
-      delivered again.
+      over a restart of the daemon; None from `reset_clock` to `restart_clock`. The parameter is
+      that of a run that an earlier process of the daemon has begun. Its stdout goes on, its stderr
+      is delivered again.
     """
 
     failure: EvaluationFailure | None = None
