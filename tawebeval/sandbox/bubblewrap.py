@@ -124,6 +124,7 @@ BROKER_PROCESS_NAME = "tawebeval-broker"
 _TOOLS_SOURCE = Path(__file__).with_name("tools")
 _PYYAML = find_spec("yaml")
 _PYYAML_SOURCES = (_PYYAML and _PYYAML.submodule_search_locations) or ()
+_JUDGE_LIBRARY = Path("lib/judge/yaml")  # not beside `segi`: evaluators may have another PyYAML
 # The tools for evaluators: content and time (seconds since the epoch) of each file, with Python's
 # modules of PyYAML, which tawebeval-judge imports. They are read now: the user of the service may
 # not read them later. By the time Python knows whether a compiled module is outdated.
@@ -131,8 +132,7 @@ _EVALUATOR_TOOLS = {
     name / path.relative_to(source): (path.read_bytes(), path.stat().st_mtime)
     for source, name, pattern in (
         (_TOOLS_SOURCE, Path(), "*"),
-        *((Path(each), Path("lib/yaml"), "*.py") for each in _PYYAML_SOURCES),
-        *((Path(each), Path("lib/yaml"), "*.pyc") for each in _PYYAML_SOURCES),
+        *((Path(each), _JUDGE_LIBRARY, "*.py*") for each in _PYYAML_SOURCES),
     )
     for path in source.rglob(pattern)
     if path.is_file()
@@ -389,7 +389,7 @@ def write_sandbox_files(directory: Path) -> None:
     The first process's program is a shell that the evaluator may execute and not read. Blocks.
     Raises: OSError, with the path.
     """
-    if Path("lib/yaml/__init__.py") not in _EVALUATOR_TOOLS:
+    if _JUDGE_LIBRARY / "__init__.py" not in _EVALUATOR_TOOLS:
         what = "PyYAML has no source files, which evaluators need; run `pip install PyYAML`"
         raise OSError(errno.ENOENT, what)
     _store_file(directory / "init", Path("/bin/sh").read_bytes(), 0o111)

@@ -70,6 +70,7 @@ KATTIS = {
 # No number is within the tolerance of what is none.
 INFINITE = {
     "problem.yaml": "validator_flags: float_tolerance 0.5\nlimits: {time_limit: 5}\n",
+    "data/testdata.yaml": "output_validator_flags:\n",
     "data/secret/1.in": "",
     "data/secret/1.ans": "inf 1e999 2\n",
     "submissions/accepted/same.py": "print('INF 1e999 2.5')\n",

@@ -392,7 +392,7 @@ class AccountTests(SynchronousTestCase):
         folder = Path(self.mktemp()).resolve()
         folder.mkdir()
         write_sandbox_files(folder)
-        lib, (installed,) = folder / EVALUATOR_TOOLS_DIRECTORY_NAME / "lib", yaml.__path__
+        lib, (installed,) = folder / EVALUATOR_TOOLS_DIRECTORY_NAME / "lib/judge", yaml.__path__
         for path in (*Path(installed).rglob("*.py"), *Path(installed).rglob("*.pyc")):
             copy = lib / "yaml" / path.relative_to(installed)
             self.assertEqual(copy.read_bytes(), path.read_bytes())
@@ -403,7 +403,7 @@ class AccountTests(SynchronousTestCase):
         self.assertEqual(said, f"{lib}/yaml/__init__.py\n")
 
     def test_pyyaml_without_sources_is_refused_at_the_start(self) -> None:
-        self.patch(module, "_EVALUATOR_TOOLS", {Path("lib/yaml/__init__.pyc"): (b"", 0)})
+        self.patch(module, "_EVALUATOR_TOOLS", {Path("lib/judge/yaml/__init__.pyc"): (b"", 0)})
         error = self.assertRaises(OSError, write_sandbox_files, Path(self.mktemp()))
         self.assertIn("PyYAML has no source files", error.strerror)
 

@@ -110,10 +110,12 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _words(value: Any) -> list[str]:
-    """Return the words of a list, or of a string as a shell splits it."""
+    """Return the words of a list, or of a string as a shell splits it; none of an empty value."""
     if isinstance(value, dict):  # of a validator with a name
         value = value.get("flags", "")
-    return [str(word) for word in value] if isinstance(value, list) else shlex.split(str(value))
+    if isinstance(value, list):
+        return [str(word) for word in value]
+    return [] if value is None else shlex.split(str(value))
 
 
 class Problem:

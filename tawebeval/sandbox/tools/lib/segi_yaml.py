@@ -1,7 +1,7 @@
 """Reader of the YAML of problem packages: PyYAML, as problemtools and CMS use it.
 
-The copy beside this module is that of the daemon's own Python: an evaluator's Python need not have
-PyYAML, and a package means the same on all machines.
+The copy in the directory `judge` is that of the daemon's own Python: an evaluator's Python need not
+have PyYAML, and a package means the same on all machines.
 """
 
 from __future__ import annotations
