@@ -62,9 +62,8 @@ class UnitTests(SynchronousTestCase):
 
     def test_services_are_hardened(self) -> None:
         for name in ("tawebeval.service", "tawebeval-starter.service"):
-            run = self.analyze(
-                *("security", "--no-pager", "--offline=true", "--threshold=31"), UNITS / name
-            )
+            options = ("--no-pager", "--offline=true", "--threshold=31")
+            run = self.analyze("security", *options, UNITS / name)
             self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
             self.assertIn(f"Overall exposure level for {name}:", run.stdout)
 
@@ -112,7 +111,7 @@ class UnitTests(SynchronousTestCase):
         found = find_token_file(CallerSettings(), {"CREDENTIALS_DIRECTORY": str(folder)})
         self.assertEqual(found, folder / name)
 
-    def test_documented_systemd_run_of_doctor_has_the_properties_of_the_unit(self) -> None:
+    def test_documented_doctor_command_has_the_unit_properties_that_matter_to_it(self) -> None:
         # ProtectProc= mounts a new /proc: in a container the sandbox of the doctor fails without.
         service = read_unit("tawebeval.service")["Service"]
         looked_at = re.compile(

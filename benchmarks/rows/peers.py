@@ -48,14 +48,25 @@ def measure(rounds: int) -> Sequence[Row]:
     return [
         Row(
             "a run by the library for evaluators, to a run by isolate, p50",
-            *("ms", samples["run.p50"], times, _RUN_TARGET, False),
+            "ms",
+            samples["run.p50"],
+            times,
+            _RUN_TARGET,
+            higher_is_better=False,
         ),
         Row(
             f"{WHAT}, in the sandbox, to a run by isolate, p50",
-            *("ms", samples["start.ours"], times, _START_TARGET, False),
+            "ms",
+            samples["start.ours"],
+            times,
+            _START_TARGET,
+            higher_is_better=False,
         ),
         Row(
             f"evaluations in the sandbox, {CLIENTS} clients, to isolate, two at a time",
-            *("1/s", samples["rush.rate"], rates, _RATE_TARGET),
+            "1/s",
+            samples["rush.rate"],
+            rates,
+            _RATE_TARGET,
         ),
     ]

@@ -61,7 +61,11 @@ def measure(rounds: int) -> Sequence[Row]:
         ),
         Row(
             f"an evaluation of {_RUN_COUNT} runs, to {_RUN_COUNT} times their median",
-            *("s", samples["run.all"], samples["run.runs"], _TOGETHER_TARGET, False),
+            "s",
+            samples["run.all"],
+            samples["run.runs"],
+            target=_TOGETHER_TARGET,
+            higher_is_better=False,
         ),
     ]
 

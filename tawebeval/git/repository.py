@@ -205,10 +205,10 @@ class BareRepository:
             raise explain_missing_lfs_object(pointer, why)
 
     async def _read_tree(self, commit: Commit, tree: Path, index: Path) -> None:
+        command = (f"--work-tree={tree}", "read-tree", "--reset", "-u", commit.tree_oid)
         result = await self._git.run_command(
             self.path,
-            f"--work-tree={tree}",
-            *("read-tree", "--reset", "-u", commit.tree_oid),
+            *command,
             environment={"GIT_INDEX_FILE": str(index / "index")},
             timeout=self._limits.timeout,
             reach=SandboxAccess((tree, index)),
@@ -362,7 +362,9 @@ class BareRepository:
             fetch = partial(
                 self._git.run_command,
                 self.path,
-                *(*_FETCH, *_get_serve_arguments(route), *arguments),
+                *_FETCH,
+                *_get_serve_arguments(route),
+                *arguments,
                 # In the sandbox of the fetch, which saves the start of another one.
                 next_commands=build_commit_inspection_commands(oid),
                 on_stdout=inspection.feed,
@@ -468,11 +470,12 @@ class GitServers:
     async def _ask_for_branch(self, repository: Repository, credential: Credential | None) -> str:
         ref = f"refs/heads/{repository.branch}"
         route, login = await self.resolve_remote(repository.url, credential)
+        serve = _get_serve_arguments(route)
+        command = ("ls-remote", "--heads", *serve, "--end-of-options", route.url, ref)
         # Without a repository, which might be fetched into, evicted or removed meanwhile.
         result = await self._git.run_command(
             None,
-            *("ls-remote", "--heads", *_get_serve_arguments(route)),
-            *("--end-of-options", route.url, ref),
+            *command,
             environment=route.environment_variables,
             login=login,
             source=route.local_path,

@@ -238,11 +238,9 @@ def copy_tree(source: Path, target: Path, subdirectory: str = "") -> None:
             parent, into = into, os.open(part, _FLAGS, dir_fd=into)
             os.close(parent)
         mode = stat.S_IMODE(os.fstat(into).st_mode)
-        said = run_command_read_stderr_line(
-            *(_CP, "-RP", "--preserve=mode,timestamps"),  # by the times make(1) builds again
-            *("--", f"{source}/.", f"/proc/self/fd/{into}"),
-            descriptors=[into],
-        )
+        options = ("-RP", "--preserve=mode,timestamps", "--")  # by the times make(1) builds again
+        paths = (f"{source}/.", f"/proc/self/fd/{into}")
+        said = run_command_read_stderr_line(_CP, *options, *paths, descriptors=[into])
         os.fchmod(into, mode)  # cp takes the source's
         os.utime(into)
     finally:

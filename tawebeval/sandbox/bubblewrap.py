@@ -453,12 +453,8 @@ class BubblewrapRun(SandboxedRun):
         if self.is_build:
             sandbox = attrs.evolve(sandbox, has_network=False)
         system = sandbox.make_system_view(self._environment)
-        argv = sandbox.build_argv(
-            *(view, view.translate_path(directory), runner),
-            ["/bin/sh", "-c", command],
-            files,
-            system,
-        )
+        inside, shell = view.translate_path(directory), ["/bin/sh", "-c", command]
+        argv = sandbox.build_argv(view, inside, runner, shell, files, system)
         return LaunchSpec(
             argv,
             {},

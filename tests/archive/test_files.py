@@ -125,7 +125,7 @@ class ReadingTests(FileTestCase):
         self.assertRaises(ArchiveFileTooLarge, self.write, batches, max_bytes=10_000)
         self.assertLess(self.path.stat().st_size, 11_000)
 
-    def test_events_after_a_change_of_stdout_are_lost(self) -> None:
+    def test_file_ends_with_the_error_of_lost_events_if_stdout_has_changed(self) -> None:
         def change() -> Iterator[EventRing]:
             yield from make_rings([([b"1"], 1)])
             raise StdoutChanged

@@ -44,7 +44,7 @@ class EvaluateTests(CommandTestCase):
         problem = ProblemSettings("https://example.org/p.git", "./run", commit=OID, **settings)
         self.line.service.registry.context.configuration = Configuration(problems={"one": problem})
 
-    def test_output_goes_to_stdout_and_options_reach_the_evaluator(self) -> None:
+    def test_text_goes_to_stdout_and_options_reach_fetch_sandbox_and_environment(self) -> None:
         tree = self.line.service.world.repositories.tree = Path(self.mktemp()).resolve()
         (tree / "a").mkdir(parents=True)
         options = ("--seed", "5", "--directory", "a", "--branch", "b", "--depth", "2")

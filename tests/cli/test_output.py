@@ -85,9 +85,8 @@ class StderrMessageTests(SynchronousTestCase):
             self.assertEqual(shown.notes.getvalue(), "no\\n::add-mask::x\n")
 
     def test_error_that_events_follow_is_shown_as_data(self) -> None:
-        forged = EvaluationError(
-            *("exit", "it failed"), raw_json='{"type":"evaluation_error","reason":"exit"}'
-        )
+        raw_json = '{"type":"evaluation_error","reason":"exit"}'
+        forged = EvaluationError("exit", "it failed", raw_json=raw_json)
         data, real = "evaluation_error: reason: exit\n", EvaluationError("timeout", "too long")
         for events, out, notes in (
             ((forged, forged, Text("on\n")), "on\n", data * 2),

@@ -46,7 +46,7 @@ class EvaluateTests(ClientTestCase):
     """`Client.evaluate`."""
 
     def test_request_repeated_after_lost_responses_begins_one_evaluation(self) -> None:
-        self.line.fail_once(*(Fate.BUSY, Fate.LOST, Fate.REFUSED, Fate.CUT, Fate.GATEWAY))
+        self.line.fail_once(Fate.BUSY, Fate.LOST, Fate.REFUSED, Fate.CUT, Fate.GATEWAY)
         identifier = self.line.begin(submission={"source": Path(__file__)})
         self.assertEqual(len(self.line.service.world.spawn.children), 1)
         self.assertEqual(len(self.line.agent.asked), 6)

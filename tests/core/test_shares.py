@@ -118,7 +118,7 @@ def measured(interval: float, slots: int = 4) -> RetrySchedule:
 
 
 class IntervalTests(SynchronousTestCase):
-    def test_interval_follows_the_mean_of_recent_ends(self) -> None:
+    def test_retry_interval_approaches_the_mean_time_between_recent_ends(self) -> None:
         self.assertEqual(RetrySchedule(4).interval, 2.5)
         schedule = measured(0.5)
         self.assertAlmostEqual(schedule.interval, 0.5, 2)

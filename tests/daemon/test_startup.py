@@ -259,7 +259,7 @@ class ReadableTests(PrivateTestCase):
             for path in paths.split():
                 self.refuse(path, what)
 
-    def test_link_in_or_into_a_private_directory_is_refused(self) -> None:
+    def test_link_that_lies_in_or_leads_to_a_private_path_is_refused(self) -> None:
         (self.root / "free/link").symlink_to(self.root / "lib/state")
         (self.root / "free/kernel").symlink_to("/proc/1")
         (self.root / "lib/cache/out").symlink_to(self.root / "free")

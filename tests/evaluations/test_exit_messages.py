@@ -88,7 +88,9 @@ class ExitTests(SynchronousTestCase):
 
     def test_command_hint_replaces_the_hint_about_an_unknown_command(self) -> None:
         said = explain_exit(
-            *(EvaluatorExit(127), "sh: 1: x: not found", LimitSettings()),
+            EvaluatorExit(127),
+            "sh: 1: x: not found",
+            LimitSettings(),
             has_network=True,
             has_output=True,
             command_hint="x has the line ends of Windows",

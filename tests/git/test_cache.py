@@ -135,7 +135,7 @@ class CheckOutTests(CacheTestCase):
         self.restart()
         self.assertEqual(self.cache.disk_sizes["repositories"], before + 4096)
 
-    def test_repository_that_full_disk_leaves_incomplete_is_removed(self) -> None:
+    def test_incomplete_repository_is_removed_after_the_disk_was_full(self) -> None:
         def fill(path: Path) -> None:
             path.mkdir()
             raise OSError(errno.ENOSPC, "disk full")

@@ -55,20 +55,23 @@ class TargetTests(SynchronousTestCase):
             self.assertEqual(credential.is_usable_for(parse(url), "bob"), expected, url)
 
     def test_credential_is_for_its_host(self) -> None:
-        self.check(
-            PASSWORD,
-            True,
-            *("https://git.example.org/x", "http://GIT.example.org/x"),
+        same = (
+            "https://git.example.org/x",
+            "http://GIT.example.org/x",
             "https://git.example.org:443",
         )
-        self.check(
-            PASSWORD,
-            False,
-            *("https://example.org/git.example.org", "https://git.example.org.evil.net/x"),
-            *("https://evilgit.example.org/x", "https://8.8.8.8/x"),
-            *("https://git.example.org:8443/x", "http://git.example.org:443/x"),
-            *("git://git.example.org/x", "ssh://git.example.org/x"),
+        self.check(PASSWORD, True, *same)
+        others = (
+            "https://example.org/git.example.org",
+            "https://git.example.org.evil.net/x",
+            "https://evilgit.example.org/x",
+            "https://8.8.8.8/x",
+            "https://git.example.org:8443/x",
+            "http://git.example.org:443/x",
+            "git://git.example.org/x",
+            "ssh://git.example.org/x",
         )
+        self.check(PASSWORD, False, *others)
 
     def test_pattern_is_for_all_hosts_below_domain(self) -> None:
         credential = attrs.evolve(PASSWORD, host="*.example.org")

@@ -249,7 +249,7 @@ class RepositoryTests(AttackTestCase):
         commit = make_commit(self.evil, tree)
         return await self.refuse(f"file://{self.evil}", commit, reason)
 
-    async def test_disk_error_printed_by_a_server_or_path_leaves_the_daemon_ready(self) -> None:
+    async def test_errors_faked_by_a_url_or_server_leave_the_daemon_ready(self) -> None:
         (self.folder / "loop").symlink_to("loop")
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))

@@ -71,7 +71,7 @@ class ObjectTests(BareRepositoryCase):
         await self.bare.check_out_commit(commit, out, index)
         return out
 
-    async def test_commits_of_old_importers_are_fetched(self) -> None:
+    async def test_commits_with_faults_that_old_importers_made_are_fetched(self) -> None:
         for fault, lines in OLD_COMMITS.items():
             with self.subTest(fault):
                 oid = self.commit(*lines)

@@ -40,7 +40,7 @@ from tests.integration.resuming_readers import (
 )
 from tests.integration.starters import KeptDaemon, start_kept
 
-KIB, MIB = 2**10, 2**20
+KIB = 2**10
 
 _NUMBERS = """
 import sys, time
@@ -123,6 +123,8 @@ def make_kinds() -> list[Kind]:
     slow, slow_text = make_numbers(100, 20, 0.02)
     much, much_text = make_numbers(1, 40_000)
     values, values_printed = make_values(30, 0.04)
+    asleep, failing = "echo ready; exec sleep 600", "echo one; sleep 0.5; exit 3"
+    greedy, cut = python(_MEMORY), [fast_text[: 100 * KIB]]
     files = [
         [
             {
@@ -143,27 +145,12 @@ def make_kinds() -> list[Kind]:
         Kind("files", python(_FILES.format(count=8, repeats=20_000, pause=0.2)), files),
         Kind("unread", "cat $SUBMISSION_FILE_SOLUTION", ["42\n"], is_read_late=True),
         Kind("submissions", _RUNS.format(10), ["yes\n" * 10 + "end\n"]),
-        Kind(
-            *("cancelled", "echo ready; exec sleep 600", ["ready\n"], ("cancelled",)),
-            is_cancelled=True,
-        ),
+        Kind("cancelled", asleep, ["ready\n"], ("cancelled",), is_cancelled=True),
         Kind("fetched", "cat README", ["an evaluator\n"], has_own_repository=True),
-        Kind(
-            *("called back", "echo one; sleep 0.5; exit 3", ["one\n"], ("exit",)),
-            is_called_back=True,
-        ),
-        Kind(
-            *("over its time", "echo ready; exec sleep 600", ["ready\n"], ("timeout",)),
-            {"limits[wall_clock]": "2"},
-        ),
-        Kind(
-            *("over its output", fast, [fast_text[: 100 * KIB]], ("output",)),
-            {"limits[output]": str(100 * KIB)},
-        ),
-        Kind(
-            *("over its memory", python(_MEMORY), ["ready\n"], ("memory", "exit")),
-            {"limits[memory]": str(64 * MIB)},
-        ),
+        Kind("called back", failing, ["one\n"], ("exit",), is_called_back=True),
+        Kind("over its time", asleep, ["ready\n"], ("timeout",), {"limits[wall_clock]": "2"}),
+        Kind("over its output", fast, cut, ("output",), {"limits[output]": str(100 * KIB)}),
+        Kind("over its memory", greedy, ["ready\n"], ("memory", "exit"), {"limits[memory]": "64M"}),
         Kind("partial", "printf a; sleep 1; printf b; sleep 1; echo; echo c", ["ab\nc\n"]),
     ]
 

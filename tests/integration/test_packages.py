@@ -615,7 +615,9 @@ class PackageTests(DaemonTestCase):
         events = await self.judge(OUTPUTS, "output/output1.txt")
         self.assertIn({"type": "score", "score": 50.0, "maximum": 100.0}, events)
 
-    async def test_run_on_an_own_input_shows_the_output_without_a_verdict(self) -> None:
+    async def test_run_on_own_input_shows_output_or_a_compile_error_and_else_no_verdict(
+        self,
+    ) -> None:
         failing = "submissions/run_time_error"
         for files, solution, own_input, words in (
             (KATTIS, "submissions/accepted/right.py", "40 2.5", "42.5001\n"),

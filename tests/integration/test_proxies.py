@@ -282,9 +282,7 @@ class PathPrefixTests(ProxyTestCase):
                 answer = await client.get("")
             self.assertEqual(answer.body, (await self.client.get("/")).body)
         place = ("--repository", self.repository.url, "--commit", self.commit)
-        done = await piped(
-            self.proxy.tls_url,
-            *("evaluate", *place, "--evaluator", "echo hello", "x=1"),
-            SSL_CERT_FILE=str(self.proxy.certificate),
-        )
+        command = ("evaluate", *place, "--evaluator", "echo hello", "x=1")
+        certificate = str(self.proxy.certificate)
+        done = await piped(self.proxy.tls_url, *command, SSL_CERT_FILE=certificate)
         self.assertEqual((done.returncode, done.stdout), (0, "hello\n"), done.stderr)

@@ -84,7 +84,7 @@ class BehaviourTests(SlurmTestCase):
         failure(forks, "timeout")
         self.assertNotIn("unlimited", text(forks))
 
-    async def test_exceeded_memory_limit_of_slurm_is_the_reason_for_any_exit_status(self) -> None:
+    async def test_memory_limit_exceeded_under_slurm_is_told_with_exit_status_0_and_3(self) -> None:
         if not self.cluster.limits_memory:
             raise SkipTest("without the memory controller of cgroups v1")
         begun = {

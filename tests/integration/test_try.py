@@ -62,10 +62,15 @@ class TryTests(TestCase):
         **variables: str,
     ) -> CompletedProcess[str]:
         source = str(self.root / "solution.py")
+        options = ("--seed", "1", *more, *(BY if user else ()))
         return await piped(
             "http://127.0.0.1:9",
-            *("try", str(self.root), "--evaluator", command, source, "--seed", "1", *more),
-            *(BY if user else ()),
+            "try",
+            str(self.root),
+            "--evaluator",
+            command,
+            source,
+            *options,
             cwd=cwd,
             begun=self.pids.add,
             **{"TMPDIR": str(self.scratch), **variables},
@@ -110,11 +115,8 @@ class TryTests(TestCase):
 
     async def attempt_in_terminal(self, command: str, *more: str) -> Terminal:
         """Return a trial that runs: it has printed `ready`."""
-        terminal = Terminal(
-            "http://127.0.0.1:9",
-            *("try", str(self.root), *BY, "--evaluator", command, "x=1", *more),
-            TMPDIR=str(self.scratch),
-        )
+        words = ("try", str(self.root), *BY, "--evaluator", command, "x=1", *more)
+        terminal = Terminal("http://127.0.0.1:9", *words, TMPDIR=str(self.scratch))
         self.pids.add(terminal.pid)
         self.addCleanup(terminal.close)
         await until(lambda: "ready" in terminal.shown, "it runs")

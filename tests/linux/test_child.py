@@ -182,8 +182,9 @@ class InheritanceTests(ChildCase):
         arguments = ["", "a b", "$HOME", "*", "--", "ü", "'\""]
         given = {"A": "1", "EMPTY": "", "UMLAUT": "ü \n x", "LC_ALL": "C.UTF-8"}
         # Without -E: its environment is the one given. `-S` for speed.
+        command = (sys.executable, "-S", "-c", LOOK, *arguments)
         child = self.spawn(
-            *(sys.executable, "-S", "-c", LOOK, *arguments),
+            *command,
             environment=given,
             directory=directory,
             descriptors=[reading],

@@ -179,7 +179,7 @@ class TailedProcessTests(SynchronousTestCase):
         self.assertIsNone(process.lost_reason)
         self.assertEqual(self.protocol.told[-1], "ended")
 
-    def test_process_that_has_printed_cannot_be_replaced(self) -> None:
+    def test_output_is_lost_if_an_empty_stdout_replaces_one_that_was_read(self) -> None:
         process = self.connect()
         self.print(b"one")
         (self.directory / "new").touch()

@@ -140,7 +140,7 @@ class LimitTests(CellTestCase):
         self.patch(module, "measure_cpu_seconds", measured.get)
         self.check("cpu", "cpu", "{} seconds of processor time")
 
-    def test_usage_is_read_from_the_cgroup_until_it_is_closed(self) -> None:
+    def test_usage_is_read_from_the_cgroup_and_unknown_once_the_limits_are_closed(self) -> None:
         self.cgroups.group.used = ResourceUsage(1.5, 4096)
         self.assertEqual(self.limits.read_usage(None), ResourceUsage(1.5, 4096))
         self.limits.close()

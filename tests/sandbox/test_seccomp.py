@@ -244,7 +244,7 @@ class ArgumentTests(FilterTestCase):
 
 
 class FileTests(FilterTestCase):
-    def test_each_program_is_one_that_the_kernel_takes(self) -> None:
+    def test_each_filter_program_is_short_enough_and_ends_with_a_return(self) -> None:
         for program, one in zip(self.programs, self.filter.filters, strict=True):
             self.assertEqual(len(one.instructions) * 8, len(program))
             self.assertLessEqual(len(one.instructions), MOST_INSTRUCTIONS)

@@ -126,7 +126,7 @@ class Events(SynchronousTestCase):
         found = self.sent(lambda: segi.send_file(name, content, "text/csv"))
         self.assertEqual(found, PrintedFile(name, "text/csv", content))
 
-    def test_seed_determines_what_is_drawn(self) -> None:
+    def test_equal_names_draw_the_same_and_other_names_differ(self) -> None:
         os.environ["TURINGARENA_SEED"] = "7"
         self.addCleanup(os.environ.pop, "TURINGARENA_SEED")
         drawn = [segi.make_random(name).random() for name in ("", "", "a", "a", "b")]

@@ -309,7 +309,7 @@ class StarterTests(TreesTestCase):
 
 
 class ForgettingTests(TreesTestCase):
-    def test_kill_program_raises_only_errors_that_pass(self) -> None:
+    def test_kill_program_raises_only_transient_errors(self) -> None:
         launcher = WorkspaceLauncher(self.root / "socket")
         workspace = self.make_workspace()
         for number, is_raised in ((errno.EMFILE, True), (errno.ECONNREFUSED, False), (None, False)):

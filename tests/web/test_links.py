@@ -181,7 +181,9 @@ class LinkTests(LinkTestCase):
 
 
 class TokenlessTests(WebTestCase):
-    def test_new_link_over_the_bound_replaces_the_one_that_expires_first(self) -> None:
+    def test_evaluation_over_the_bound_of_linked_ones_replaces_that_which_expires_first(
+        self,
+    ) -> None:
         paths = [f"/evaluation/{self.evaluate()}" for _ in range(3)]
         lifetimes = [100, 50, 70]
         links = []

@@ -65,7 +65,7 @@ class MessageTests(TestCase):
         said = SAID.findall(self.source)
         self.needed = (page.found | texts | {*said} | MADE) - {""}
 
-    def test_each_language_has_each_message_and_no_other(self) -> None:
+    def test_each_translation_is_complete_and_has_no_message_absent_from_the_source(self) -> None:
         for language, table in TABLES.items():
             if language != "en":
                 self.assertEqual(self.needed - set(table), set(), language)

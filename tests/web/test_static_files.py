@@ -147,7 +147,7 @@ class AssetTests(WebTestCase):
                 module.read_text(), r"innerHTML|outerHTML|insertAdjacentHTML|eval\("
             )
 
-    def test_content_security_policy_permits_only_the_daemon_itself(self) -> None:
+    def test_scripts_styles_and_connections_are_permitted_from_the_daemon_alone(self) -> None:
         for path in ASSETS:
             answer = self.get(path)
             directives = policy(answer)

@@ -128,7 +128,7 @@ class DeadlineTests(SupervisorTestCase):
         problem = ProblemSettings("https://example.org/p.git", "x", commit=OID, **settings)
         self.service.registry.context.configuration = Configuration(problems={"one": problem})
 
-    def test_submission_outside_of_its_time_is_403_with_the_time_before_the_body(self) -> None:
+    def test_too_early_or_late_submission_is_403_that_names_the_time_before_its_body(self) -> None:
         self.configure(opens=self.opens, closes=self.closes)
         for seconds, status, words in (
             (59.9, 403, f"opens at {self.opens.isoformat()}"),

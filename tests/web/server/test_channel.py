@@ -352,7 +352,7 @@ class PrivateNameTests(SynchronousTestCase):
         bound = f'<{TESTED[0]}.{TESTED[1] + 1}"'
         self.assertIn(bound, (ROOT / "pyproject.toml").read_text())
 
-    def test_only_channel_py_uses_private_names_of_twisted(self) -> None:
+    def test_only_channel_py_of_web_uses_private_names_of_twisted(self) -> None:
         used = {}
         for path in Path(web.__file__).parent.rglob("*.py"):
             names = find_names(path.read_text()) & self.twisted
