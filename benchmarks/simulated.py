@@ -32,7 +32,7 @@ from tawebeval.core.evaluations import SECRET_KEY_BYTES, Checkout, Commit, Ident
 from tawebeval.core.events import EventMemory
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.errors import EvaluationFailure, ServerBusy
-from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_budget
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm
 from tawebeval.evaluations.starting import make_run, open_stdout
@@ -384,7 +384,7 @@ class SimulatedDaemon:
             ),
             limit_monitor=_Unwatched(),  # type: ignore[arg-type]
             event_memory=EventMemory(configuration.buffers.total),
-            unread_events_share=make_unread_events_share(configuration.buffers.disk),
+            unread_events_budget=make_unread_events_budget(configuration.buffers.disk),
             open_event_files=lambda _: MemoryEventFiles(),  # type: ignore[arg-type,return-value]
             read_wall_clock=lambda: _EPOCH + clock.seconds(),
         )

@@ -28,7 +28,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorFromThreads, IReac
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import EvaluationFailure
 
@@ -380,8 +380,8 @@ class FairQueue:
     """Queue for `running` slots, with at most `queued` waiters, fair between callers.
 
     A free slot goes to the caller whose last turn is longest ago, and among that caller's waiters
-    to the first. Slots and waiters are counted by a `Share` each, of which `running_per_caller` and
-    `queued_per_caller` are the parts of one caller; 0 stands for the total.
+    to the first. A `Budget` each counts slots and waiters; `running_per_caller` and
+    `queued_per_caller` are the parts of one caller in them; 0 stands for the total.
 
     A waiter that is not ready can reserve its turn: others pass the waiter until `acquire_slot`.
     """
@@ -393,8 +393,8 @@ class FairQueue:
         running_per_caller: int = 0,
         queued_per_caller: int = 0,
     ) -> None:
-        self._slots = Share(SharedResource.SLOTS, running, running_per_caller or None)
-        self._waiters = Share(SharedResource.QUEUE, queued, queued_per_caller or None)
+        self._slots = Budget(SharedResource.SLOTS, running, running_per_caller or None)
+        self._waiters = Budget(SharedResource.QUEUE, queued, queued_per_caller or None)
         self._is_dispatching = False
         self._running: dict[str, str] = {}  # callers by the names of holders
         self._suspended: set[str] = set()  # holders of slots that others may have meanwhile

@@ -21,7 +21,7 @@ from tawebeval.core.form import EvaluationRequest, Repository, pack_request
 from tawebeval.core.segi import Markers
 from tawebeval.daemon.process import keep_freed_memory
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_budget
 from tawebeval.evaluations.eventlog import (
     EvaluationEvents,
     EventFiles,
@@ -91,7 +91,7 @@ def _measure(folder: Path) -> None:
         sandbox=sandbox,
         limit_monitor=LimitMonitor(reactor, threads, threads),
         event_memory=EventMemory(_CAPACITY),
-        unread_events_share=make_unread_events_share(2**40),
+        unread_events_budget=make_unread_events_budget(2**40),
     )
     stdout = RecordedStdout(
         EventLog(context.event_memory),
@@ -99,8 +99,8 @@ def _measure(folder: Path) -> None:
         Markers.generate(os.urandom),
         time.time,
     )
-    slots, share = context.segment_load_slots, context.unread_events_share
-    events = ReadEvents(stdout.event_log, "", "some", threads, slots, share, stdout)
+    slots, budget = context.segment_load_slots, context.unread_events_budget
+    events = ReadEvents(stdout.event_log, "", "some", threads, slots, budget, stdout)
     request = EvaluationRequest(Repository("file:///"), "", "", "", 0, ())
     run = MeasuredRun(
         context,

@@ -34,9 +34,9 @@ from tawebeval.archive.files import (
     write_evaluation,
 )
 from tawebeval.config import MIB, ArchiveSettings
+from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.core.evaluations import ArchiveRecord
 from tawebeval.core.events import EMPTY_BATCH, EVENTS_LOST_ERROR, EventBatch, EventRing
-from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import Condition, FairQueue, WorkerThreads, run_in_background
 from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError, format_size
 from tawebeval.linux.filetree import describe_disk_error, get_disk_bytes, rename_durably
@@ -137,9 +137,9 @@ class EvaluationArchive:
         factory=lambda: Counter(dict.fromkeys(get_args(ArchiveLossReason), 0))
     )
     evaluation_count: int = 0  # in the archive
-    _share: Share = attrs.field(
+    _budget: Budget = attrs.field(
         default=attrs.Factory(
-            lambda self: Share(SharedResource.ARCHIVE, self.settings.size), takes_self=True
+            lambda self: Budget(SharedResource.ARCHIVE, self.settings.size), takes_self=True
         ),
         init=False,
     )
@@ -156,7 +156,7 @@ class EvaluationArchive:
     @property
     def total_bytes(self) -> int:
         """Bytes of the disk that the archive takes."""
-        return self._share.used
+        return self._budget.used
 
     def _locate(self, identifier: str, kind: str) -> Path:
         name = derive_directory_name(identifier)
@@ -203,7 +203,7 @@ class EvaluationArchive:
                 raise
             self.archival_count += 1
             self.evaluation_count += 1
-            self._share.record_usage(stored.file_bytes, ended.caller)
+            self._budget.record_usage(stored.file_bytes, ended.caller)
         if self.total_bytes > self.settings.size:
             self.start_excess_removal()
         return True
@@ -330,9 +330,9 @@ class EvaluationArchive:
             await self._rows.flush()
             found = await self._rows.count_archived()
             self.evaluation_count = sum(count for count, _ in found.values())
-            for caller in {*found, *self._share.used_by_caller}:
+            for caller in {*found, *self._budget.used_by_caller}:
                 _, size = found.get(caller, (0, 0))
-                self._share.record_usage(size - self._share.used_by_caller[caller], caller)
+                self._budget.record_usage(size - self._budget.used_by_caller[caller], caller)
             self._has_counted = True
             files = self.directory / "files"
             if not found and await self._writers.run_in_thread(lambda: any(files.glob("*/*"))):
@@ -356,14 +356,14 @@ class EvaluationArchive:
             await self._rows.flush()
             self._has_counted = True
             for _, caller, size in removed:
-                self._share.give_back(size, caller)
+                self._budget.give_back(size, caller)
             self.evaluation_count -= len(removed)
         return bool(rows) and len(removed) == len(rows)
 
     async def _list_excess(self) -> list[RemovalCandidate]:
         """Return the rows of the caller that holds most, until another caller holds more."""
         excess = self.total_bytes - self.settings.size
-        held = self._share.used_by_caller.most_common()
+        held = self._budget.used_by_caller.most_common()
         for caller, size in held if excess > 0 else ():
             others = max((other_size for other, other_size in held if other != caller), default=0)
             rows = []

@@ -60,7 +60,7 @@ from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField
 from tawebeval.evaluations.context import (
     EvaluationContext,
     FixedCheckoutSource,
-    make_unread_events_share,
+    make_unread_events_budget,
 )
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.starting import queue_evaluation
@@ -313,7 +313,7 @@ def open_runner(
                 sandbox=open_sandbox(configuration, accounts, cgroups, launcher),
                 limit_monitor=LimitMonitor(reactor, threads, threads),
                 event_memory=EventMemory(configuration.buffers.total),
-                unread_events_share=make_unread_events_share(configuration.buffers.disk),
+                unread_events_budget=make_unread_events_budget(configuration.buffers.disk),
             )
             drop_capabilities()
         if configuration.sandbox.kind == "none":

@@ -11,7 +11,7 @@ byte.
   bounds the memory of all. Lines are framed as server-sent events or WebSocket messages.
 - Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs and the client's
   address behind proxies. `tokens` finds the caller, and signs links that read one evaluation.
-  `shares` counts what callers use together, and their parts, and tells refused ones when to return.
+  `budgets` counts what callers use together and their parts, and tells refused ones when to return.
 - Values that several packages share: `evaluations` (identifiers, states, commits, counters, cursors
   of lists).
 

@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import attrs
 import orjson
 
-from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 
@@ -478,13 +478,13 @@ class EventMemory:
 
     Beyond it the caller that has most loses the segments that were read or written least recently.
     The newest segment of each log stays in memory, and so does an error event behind it:
-    `pinned_share` counts both, and no evaluation is accepted or started beyond it. The more logs
+    `pinned_budget` counts both, and no evaluation is accepted or started beyond it. The more logs
     there are, the smaller a segment may end (`min_segment_bytes`).
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.share = Share(SharedResource.EVENT_MEMORY, max_bytes)
-        self.pinned_share = Share(
+        self.budget = Budget(SharedResource.EVENT_MEMORY, max_bytes)
+        self.pinned_budget = Budget(
             SharedResource.PINNED_EVENT_MEMORY,
             max_bytes,
             max_bytes // 2,
@@ -504,7 +504,7 @@ class EventMemory:
 
         A segment ends with a call of the parser, so it may have a few MiB more.
         """
-        share = self.share.total // (4 * max(1, len(self._newest)))
+        share = self.budget.total // (4 * max(1, len(self._newest)))
         return min(max(share, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
 
     def note_use(self, segment: EventSegment) -> None:
@@ -520,7 +520,7 @@ class EventMemory:
             ended[segment] = None
             ended.move_to_end(segment)
             self._count(segment, size, 0)
-        while self.share.used > self.share.total:
+        while self.budget.used > self.budget.total:
             evicted = self._find_segment_to_evict(segment)
             if evicted is None:
                 break
@@ -530,7 +530,7 @@ class EventMemory:
     def _find_segment_to_evict(self, kept: EventSegment) -> EventSegment | None:
         """Return a segment of the caller that has most, but not the one in use."""
         callers = (name for name, ended in self._ended.items() if len(ended) > (kept in ended))
-        caller = max(callers, key=self.share.used_by_caller.__getitem__, default=None)
+        caller = max(callers, key=self.budget.used_by_caller.__getitem__, default=None)
         if caller is None:
             return None
         return next(segment for segment in self._ended[caller] if segment is not kept)
@@ -548,10 +548,10 @@ class EventMemory:
     def _count(self, segment: EventSegment, size: int, pinned: int) -> None:
         """Count a segment with so many bytes in place of those before."""
         if size != segment.counted_bytes:
-            self.share.record_usage(size - segment.counted_bytes, segment.caller)
+            self.budget.record_usage(size - segment.counted_bytes, segment.caller)
             segment.counted_bytes = size
         if pinned != segment.pinned_bytes:
-            self.pinned_share.record_usage(pinned - segment.pinned_bytes, segment.caller)
+            self.pinned_budget.record_usage(pinned - segment.pinned_bytes, segment.caller)
             segment.pinned_bytes = pinned
 
 

@@ -67,7 +67,7 @@ from tawebeval.daemon.startup import (
 )
 from tawebeval.deferreds import FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.errors import SetupProblem
-from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_budget
 from tawebeval.evaluations.lifecycle import STARTER_LOST
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import InheritedResources
@@ -519,7 +519,7 @@ def build_registry(
         # The servers of one caller may be slow, so a caller has half of the slots at most.
         fetch_slots=FairQueue(fetches, running_per_caller=(fetches + 1) // 2),
         event_memory=EventMemory(configuration.buffers.total),
-        unread_events_share=make_unread_events_share(configuration.buffers.disk),
+        unread_events_budget=make_unread_events_budget(configuration.buffers.disk),
         store=base.store,
         archive=build_archive(base),
     )

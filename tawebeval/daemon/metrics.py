@@ -283,11 +283,11 @@ class DaemonMetrics(Collector):
 
     def _collect_sizes(self) -> Iterator[Metric]:
         """Yield the bytes in memory and on the disk, each with its limit."""
-        context, uploads = self.registry.context, self.registry.submissions.share
+        context, uploads = self.registry.context, self.registry.submissions.budget
         settings, may = context.configuration, "What they may take."
-        yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.share.used)
+        yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.budget.used)
         yield _gauge("buffered_limit_bytes", may, settings.buffers.total)
-        yield _gauge("event_disk_bytes", "Events on the disk.", context.unread_events_share.used)
+        yield _gauge("event_disk_bytes", "Events on the disk.", context.unread_events_budget.used)
         yield _gauge("event_disk_limit_bytes", may, settings.buffers.disk)
         yield _gauge("uploaded_bytes", "Uploads on the disk.", uploads.used)
         yield _gauge("uploaded_limit_bytes", may, settings.limits.uploads)

@@ -28,7 +28,7 @@ from tawebeval.core.events import EventMemory
 from tawebeval.core.form import ChosenLimits, EvaluationRequest, pack_request, parse_limits
 from tawebeval.deferreds import wait_despite_cancellation
 from tawebeval.errors import EvaluationFailure, FailureReason
-from tawebeval.evaluations.context import FixedCheckoutSource, make_unread_events_share
+from tawebeval.evaluations.context import FixedCheckoutSource, make_unread_events_budget
 from tawebeval.evaluations.lifecycle import Evaluation, make_log_fields
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.filetree import is_disk_full_error, remove_tree
@@ -145,7 +145,7 @@ async def build_tree(
             configuration=plan.configuration,
             checkout_source=FixedCheckoutSource(attrs.evolve(checkout, release=lambda: None)),
             event_memory=EventMemory(plan.configuration.buffers.total),
-            unread_events_share=make_unread_events_share(plan.configuration.buffers.disk),
+            unread_events_budget=make_unread_events_budget(plan.configuration.buffers.disk),
             store=None,
             archive=None,
             counters=EvaluationCounters(),

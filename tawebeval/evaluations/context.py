@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from tawebeval.config import Configuration
+from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.core.evaluations import Checkout, EvaluationCounters, TreeBuilder
 from tawebeval.core.events import EventMemory
 from tawebeval.core.form import Repository
-from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (
     Condition,
     FairQueue,
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from tawebeval.archive.archive import EvaluationArchive  # zstandard is large for `try`
 
 
-def make_unread_events_share(max_bytes: int) -> Share:
-    """Return the share of bytes of unread events on the disk (`buffers.disk`).
+def make_unread_events_budget(max_bytes: int) -> Budget:
+    """Return the budget of bytes of unread events on the disk (`buffers.disk`).
 
     It counts the stdout of evaluations, with the files that it has named, from the moment when it
     is printed until it is acknowledged or its evaluation is removed. Beyond it no evaluation is
     accepted, and of a caller beyond its part none is started. Those that run go on: each is bounded
     by its `limits.output`.
     """
-    return Share(
+    return Budget(
         SharedResource.UNREAD_EVENTS,
         max_bytes,
         max_bytes // 2,
@@ -126,7 +126,7 @@ class EvaluationContext:
     that are parsed again. `cleanup_queue` repeats removals that have failed.
     `running_builds` are the builds that are running, by key; each ends with a failure, or None.
     `event_room_condition` is notified when a caller no longer uses up its part of
-    `unread_events_share` or of the memory for newest events.
+    `unread_events_budget` or of the memory for newest events.
     """
 
     configuration: Configuration
@@ -137,7 +137,7 @@ class EvaluationContext:
     sandbox: Sandbox
     limit_monitor: LimitMonitor
     event_memory: EventMemory
-    unread_events_share: Share
+    unread_events_budget: Budget
     store: EvaluationStore | None = None  # None for `tawebeval try`
     open_event_files: Callable[[Path], EventFiles] = EventFiles
     segment_load_slots: FairQueue = attrs.field(factory=make_segment_load_slots)

@@ -39,6 +39,7 @@ import msgspec
 from twisted.internet.defer import succeed
 from twisted.logger import Logger
 
+from tawebeval.core.budgets import Budget
 from tawebeval.core.events import (
     ALL_RECEIVED_CURSOR,
     EMPTY_BATCH,
@@ -59,7 +60,6 @@ from tawebeval.core.events import (
     split_batch,
 )
 from tawebeval.core.segi import Markers, SegiParser
-from tawebeval.core.shares import Share
 from tawebeval.deferreds import (
     Condition,
     FairQueue,
@@ -600,7 +600,7 @@ class EvaluationEvents:
     - `event_log`: the events. Who appends some calls `notify_readers`, who marks the end notifies
       `reader_wakeup_condition`.
     - `segment_load_slots`: those of all evaluations (`make_segment_load_slots`).
-    - `unread_bytes`: bytes of events on the disk, which count for the caller in `unread_share`.
+    - `unread_bytes`: bytes of events on the disk, which count for the caller in `unread_budget`.
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
     - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
       may be sent to them after a restart.
@@ -621,7 +621,7 @@ class EvaluationEvents:
     log_name: str
     _threads: WorkerThreads
     _segment_load_slots: FairQueue
-    _unread_share: Share
+    _unread_budget: Budget
     stdout: RecordedStdout | None = None
     unread_bytes: int = 0
     on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
@@ -651,7 +651,7 @@ class EvaluationEvents:
         if self.stdout is not None and not are_gone:
             printed = self.stdout.stdout_bytes + self.stdout.file_bytes
             self.unread_bytes = printed - self.event_log.discarded_stdout_bytes
-        self._unread_share.record_usage(self.unread_bytes - taken, self.caller)
+        self._unread_budget.record_usage(self.unread_bytes - taken, self.caller)
 
     @property
     def has_readable_end(self) -> bool:

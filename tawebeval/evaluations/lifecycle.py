@@ -24,6 +24,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from tawebeval.config import LimitSettings
+from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.core.evaluations import (
     IDENTIFIER_PATTERN,
     Checkout,
@@ -33,7 +34,6 @@ from tawebeval.core.evaluations import (
 )
 from tawebeval.core.events import EMPTY_BATCH, EventBatch, EventLog, encode_error_event
 from tawebeval.core.form import choose_limits
-from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, EvaluationNotFound, format_size
 from tawebeval.evaluations.context import EvaluationContext
@@ -115,7 +115,7 @@ class Evaluation:
             details.log_name,
             context.worker_threads,
             context.segment_load_slots,
-            context.unread_events_share,
+            context.unread_events_budget,
             on_discard=self.on_discard,
             keeps_acknowledged_files=context.archive is not None and details.archive_record is None,
         )
@@ -397,7 +397,7 @@ _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 class EvaluationIndex:
     """Index of the evaluations that are not forgotten.
 
-    `last_sequence_number` counts all until now, `ended_evaluations_share` those that have ended;
+    `last_sequence_number` counts all until now, `ended_evaluations_budget` those that have ended;
     the admission sets its bounds. `on_forgotten` is called with each that is dropped.
     """
 
@@ -408,8 +408,8 @@ class EvaluationIndex:
     # Those that are cleaned up, and that a stream has sent to the end, by caller and identifier.
     _sent: dict[str, dict[str, Evaluation]] = attrs.field(factory=dict)
     _keys: dict[tuple[str, str], Evaluation] = attrs.field(factory=dict)
-    ended_evaluations_share: Share = attrs.field(
-        factory=lambda: Share(
+    ended_evaluations_budget: Budget = attrs.field(
+        factory=lambda: Budget(
             SharedResource.ENDED_EVALUATIONS,
             0,
             None,
@@ -495,7 +495,7 @@ class EvaluationIndex:
     def note_evaluation_cleanup(self, evaluation: Evaluation) -> None:
         """Record that only the events of an evaluation are left: it is cleaned up."""
         if evaluation.details.identifier in self._by_identifier:
-            self.ended_evaluations_share.record_usage(1, evaluation.details.caller)
+            self.ended_evaluations_budget.record_usage(1, evaluation.details.caller)
             evaluation.last_request_time = self._clock.seconds()
             if evaluation.events.was_sent_completely:
                 self.note_sent(evaluation)
@@ -516,7 +516,7 @@ class EvaluationIndex:
             sent = self._sent.get(caller, {})
             if sent.pop(identifier, None) is not None and not sent:
                 del self._sent[caller]
-            self.ended_evaluations_share.give_back(1, caller)
+            self.ended_evaluations_budget.give_back(1, caller)
         if evaluation.details.idempotency_key is not None:
             del self._keys[evaluation.details.caller, evaluation.details.idempotency_key]
         evaluation.forgotten_state = forgotten_state

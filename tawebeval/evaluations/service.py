@@ -17,6 +17,7 @@ from twisted.logger import Logger
 
 from tawebeval.archive.archive import EndedEvaluation, EvaluationArchive
 from tawebeval.archive.files import WorkspaceSubmission, extract_submission
+from tawebeval.core.budgets import Budget, RetrySchedule, SharedResource
 from tawebeval.core.evaluations import (
     ArchiveRecord,
     EvaluationState,
@@ -24,7 +25,6 @@ from tawebeval.core.evaluations import (
     encode_compact_json,
 )
 from tawebeval.core.form import EvaluationRequest, draw_seed, pack_request, unpack_request
-from tawebeval.core.shares import RetrySchedule, Share, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, convert_deferred_to_event, run_in_background
 from tawebeval.errors import (
@@ -95,7 +95,7 @@ _CALLERS = 4  # that have a part of limits.uploads at the same time, at least
 class SubmissionStore:
     """The submitted files of all evaluations, whose directories lie below `root`.
 
-    `share` counts the bytes of all files, also of forms that arrive. Only received bytes count: a
+    `budget` counts the bytes of all files, also of forms that arrive. Only received bytes count: a
     client that announces much and sends little keeps no other client out. If an upload needs more
     room, the store discards files that are kept, those of the first end first.
     """
@@ -105,7 +105,7 @@ class SubmissionStore:
         self._root = root
         limits = context.configuration.limits
         part = max(limits.uploads // _CALLERS, limits.request_body)
-        self.share = Share(
+        self.budget = Budget(
             SharedResource.UPLOADS,
             limits.uploads,
             part,
@@ -126,7 +126,7 @@ class SubmissionStore:
             self._give_back(evaluation)
 
     def _give_back(self, evaluation: Evaluation) -> None:
-        self.share.give_back(evaluation.details.upload_size, evaluation.details.caller)
+        self.budget.give_back(evaluation.details.upload_size, evaluation.details.caller)
 
     @asynccontextmanager
     async def open_kept_submission(
@@ -170,7 +170,7 @@ class SubmissionStore:
             found = await archive.read_submission(identifier, caller, extract)
             if found is None:
                 raise SubmissionDiscarded
-            self.share.take_within_quota(found.size_bytes, caller, makes_room=makes_room)
+            self.budget.take_within_quota(found.size_bytes, caller, makes_room=makes_room)
             size = found.size_bytes
             yield found
         finally:
@@ -195,7 +195,7 @@ class SubmissionStore:
         return True
 
     def _list_kept(self, caller: str | None) -> Iterator[Evaluation]:
-        for name in self.share.list_callers() if caller is None else (caller,):
+        for name in self.budget.list_callers() if caller is None else (caller,):
             for identifier, evaluation in self._kept.get(name, {}).items():
                 if identifier not in self._in_use:
                     yield evaluation
@@ -232,7 +232,7 @@ class SubmissionStore:
             "removal of an upload",
             remove_tree,
             directory,
-            on_success=lambda: self.share.give_back(size, caller),
+            on_success=lambda: self.budget.give_back(size, caller),
         )
         run_in_background(attempt, log, "an upload could not be removed")
 
@@ -265,12 +265,12 @@ class EvaluationRegistry:
         self.records = EvaluationIndex(identities, context.clock, self._on_forgotten)
         self.run_queue = FairQueue(*bounds)
         self._retries = RetrySchedule(self.run_queue.slot_count)
-        for share in self._list_shares():
-            share.make_room = partial(self._forget_sent, share)
-        wake = context.event_room_condition.notify
-        context.unread_events_share.on_quota_freed = wake
+        for budget in self._list_budgets():
+            budget.make_room = partial(self._forget_sent, budget)
+        wake, pinned = context.event_room_condition.notify, context.event_memory.pinned_budget
+        context.unread_events_budget.on_quota_freed = wake
         # In another turn: a log is being changed.
-        context.event_memory.pinned_share.on_quota_freed = partial(context.clock.callLater, 0, wake)
+        pinned.on_quota_freed = partial(context.clock.callLater, 0, wake)
         # Evaluations with a process or a directory left, also those that are forgotten.
         self._alive: dict[str, Evaluation] = {}
         self._is_stopping = self._is_urgent = False
@@ -303,8 +303,8 @@ class EvaluationRegistry:
         of the queue has the time at which the client is to come back, which no other client gets.
         """
         self.check_not_stopping()
-        for share in self._list_shares():
-            share.check_amount(1, caller)
+        for budget in self._list_budgets():
+            budget.check_amount(1, caller)
         self._check_queue(caller, should_schedule_retry=True)
 
     def check_readiness(self) -> None:
@@ -313,11 +313,11 @@ class EvaluationRegistry:
         What could be forgotten before a refusal counts as room, though it may be too little.
         """
         self.check_not_stopping()
-        for share in self._list_shares():
-            if share.is_used_up and not any(
-                self.records.find_oldest_sent_evaluation(caller) for caller in share.used_by_caller
+        for budget in self._list_budgets():
+            if budget.is_used_up and not any(
+                self.records.find_oldest_sent_evaluation(caller) for caller in budget.used_by_caller
             ):
-                raise ServerBusy(share.total_refusal_message, share.retry_after)
+                raise ServerBusy(budget.total_refusal_message, budget.retry_after)
         self._check_queue(ANONYMOUS_CALLER, should_schedule_retry=False)
 
     def _check_queue(self, caller: str, *, should_schedule_retry: bool) -> None:
@@ -334,24 +334,24 @@ class EvaluationRegistry:
                 retry_after = self._retries.schedule_retry(self._clock.seconds())
             raise ServerBusy("the queue is full (evaluations.queued); try again later", retry_after)
 
-    def _list_shares(self) -> tuple[Share, ...]:
-        """Return the shares of what evaluations leave until they are read."""
-        configuration, ended = self.context.configuration, self.records.ended_evaluations_share
+    def _list_budgets(self) -> tuple[Budget, ...]:
+        """Return the budgets of what evaluations leave until they are read."""
+        configuration, ended = self.context.configuration, self.records.ended_evaluations_budget
         ended.total = configuration.evaluations.kept
         ended.quota = configuration.callers.kept or None
-        return ended, self.context.unread_events_share, self.context.event_memory.pinned_share
+        return ended, self.context.unread_events_budget, self.context.event_memory.pinned_budget
 
-    def _forget_sent(self, share: Share, _: int, caller: str | None) -> bool:
+    def _forget_sent(self, budget: Budget, _: int, caller: str | None) -> bool:
         """Forget evaluations that a stream has sent to the end until another one has room."""
         if caller is not None:
-            while share.is_quota_used_up(caller) and self.records.forget_oldest_sent_evaluation(
+            while budget.is_quota_used_up(caller) and self.records.forget_oldest_sent_evaluation(
                 caller
             ):
                 pass
-            return not share.is_quota_used_up(caller)
-        for name in share.list_callers():
+            return not budget.is_quota_used_up(caller)
+        for name in budget.list_callers():
             while self.records.forget_oldest_sent_evaluation(name):
-                if not share.is_used_up:
+                if not budget.is_used_up:
                     return True
         return False
 
@@ -462,7 +462,7 @@ class EvaluationRegistry:
             if details.run is not None:
                 details.state = EvaluationState.RUNNING
         evaluation = self._make_evaluation(details)
-        self.submissions.share.record_usage(details.upload_size, details.caller)
+        self.submissions.budget.record_usage(details.upload_size, details.caller)
         self._add(evaluation)
         self.context.counters.record_restored_evaluation(details.state)
         if state.has_ended:

@@ -356,8 +356,8 @@ class _Start:
 
 def _has_room_for_events(context: EvaluationContext, caller: str) -> bool:
     """Return whether a caller has not used up its parts of the disk and memory for events."""
-    shares = context.unread_events_share, context.event_memory.pinned_share
-    return not any(share.is_quota_used_up(caller) for share in shares)
+    budgets = context.unread_events_budget, context.event_memory.pinned_budget
+    return not any(budget.is_quota_used_up(caller) for budget in budgets)
 
 
 def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedRun:

@@ -23,7 +23,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import CallerSettings, MetricsSettings
-from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.core.tokens import (
     ANONYMOUS_CALLER,
     ANONYMOUS_TOKEN,
@@ -377,8 +377,8 @@ class _Reader:
 class EvaluationLinks:
     """All links of the daemon; the `store` keeps them.
 
-    `random_bytes(n)` returns n random bytes. `readers_share` counts requests and streams that use a
-    link now, for the callers that have made the links; `evaluations_share` those with links.
+    `random_bytes(n)` returns n random bytes. `readers_budget` counts requests and streams that use
+    a link now, for the callers that have made the links; `evaluations_budget` those with links.
     """
 
     _store: EvaluationStore
@@ -390,11 +390,11 @@ class EvaluationLinks:
     links_by_evaluation: dict[str, EvaluationLinksRow] = attrs.field(init=False)
     _rate: RateLimit = attrs.field(init=False)
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)  # by request
-    readers_share: Share = attrs.field(init=False)
-    evaluations_share: Share = attrs.field(init=False)
+    readers_budget: Budget = attrs.field(init=False)
+    evaluations_budget: Budget = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.readers_share = Share(
+        self.readers_budget = Budget(
             SharedResource.LINK_READERS,
             MAX_LINK_READERS,
             MAX_LINK_READERS_PER_CALLER,
@@ -402,7 +402,7 @@ class EvaluationLinks:
             _TOO_MANY_READERS,
             _RETRY_AFTER,
         )
-        self.evaluations_share = Share(
+        self.evaluations_budget = Budget(
             SharedResource.LINKED_EVALUATIONS,
             MAX_EVALUATIONS_WITH_LINKS,
             MAX_EVALUATIONS_WITH_LINKS_PER_CALLER,
@@ -414,7 +414,7 @@ class EvaluationLinks:
         )
         self.links_by_evaluation = self._store.load_links()
         for linked in self.links_by_evaluation.values():
-            self.evaluations_share.record_usage(1, linked.caller)
+            self.evaluations_budget.record_usage(1, linked.caller)
         self._rate = RateLimit(0, self._clock.seconds)
         self._authentication.on_reload.append(self._cut_unknown_callers)
 
@@ -454,7 +454,7 @@ class EvaluationLinks:
         for every reason; CallerQuotaExceeded.
         """
         caller, expires = self._check_link(identifier, link)
-        self.readers_share.check_amount(1, caller)
+        self.readers_budget.check_amount(1, caller)
         others = sum(reader.identifier == identifier for reader in self._readers.values())
         if others >= MAX_LINK_READERS_PER_EVALUATION:
             raise CallerQuotaExceeded(_TOO_MANY_READERS, _RETRY_AFTER)
@@ -471,14 +471,14 @@ class EvaluationLinks:
         left = max(0.0, expires - self._read_wall_clock())
         timer = self._clock.callLater(left, abort)
         self._readers[request] = _Reader(identifier, caller, abort, timer)
-        self.readers_share.record_usage(1, caller)
+        self.readers_budget.record_usage(1, caller)
         return caller
 
     def remove_reader(self, request: Any) -> None:
         """Count a request no more, if it uses a link: its response has ended."""
         reader = self._readers.pop(request, None)
         if reader is not None:
-            self.readers_share.give_back(1, reader.caller)
+            self.readers_budget.give_back(1, reader.caller)
             if reader.timer.active():
                 reader.timer.cancel()
 
@@ -510,7 +510,7 @@ class EvaluationLinks:
                 self._cut_readers(identifier)
 
     def _check_room(self, caller: str) -> None:
-        if caller == ANONYMOUS_CALLER and self.evaluations_share.is_quota_used_up(caller):
+        if caller == ANONYMOUS_CALLER and self.evaluations_budget.is_quota_used_up(caller):
             # Clients without tokens cannot be told apart: one could keep all places for 30 days.
             first = min(
                 self.links_by_evaluation,
@@ -518,7 +518,7 @@ class EvaluationLinks:
             )
             self._change(first, None)
             self._cut_readers(first)
-        self.evaluations_share.check_amount(1, caller)
+        self.evaluations_budget.check_amount(1, caller)
 
     def _drop_expired(self) -> None:
         now = self._read_wall_clock()
@@ -532,9 +532,9 @@ class EvaluationLinks:
     def _change(self, identifier: str, linked: EvaluationLinksRow | None) -> None:
         known = self.links_by_evaluation.pop(identifier, None)
         if known is not None:
-            self.evaluations_share.give_back(1, known.caller)
+            self.evaluations_budget.give_back(1, known.caller)
         if linked is not None:
-            self.evaluations_share.record_usage(1, linked.caller)
+            self.evaluations_budget.record_usage(1, linked.caller)
             self.links_by_evaluation[identifier] = linked
         else:
             self._rate.drop_bucket(identifier)

@@ -26,6 +26,7 @@ from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
 from tawebeval.config import Configuration
+from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.core.evaluations import (
     ListPage,
     MergedListCursor,
@@ -35,7 +36,6 @@ from tawebeval.core.evaluations import (
 )
 from tawebeval.core.form import DEFAULT_ENVIRONMENT_NAME, LIMIT_UNITS, choose_limits, parse_limits
 from tawebeval.core.hosts import HostPolicy, IPAddress, ServerAddress, parse_server_address
-from tawebeval.core.shares import Share, SharedResource
 from tawebeval.core.tokens import CALLER_NAME_PATTERN
 from tawebeval.errors import (
     InvalidCursor,
@@ -100,8 +100,8 @@ class EvaluationLists:
     _clock: Any
     _resolver: CheckedResolver
     _agent: Callable[[ServerAddress, Sequence[IPAddress], ResponseSizeLimit], IAgent]
-    joint_lists_share: Share = attrs.Factory(
-        lambda: Share(
+    joint_lists_budget: Budget = attrs.Factory(
+        lambda: Budget(
             SharedResource.JOINT_LISTS,
             MAX_JOINT_LISTS,
             MAX_JOINT_LISTS_PER_CALLER,
@@ -133,11 +133,11 @@ class EvaluationLists:
         callers = _choose_callers(request, callers)
         own_limit = _parse_own_limit(request)
         if own_limit is None and service.other_daemons:
-            self.joint_lists_share.take_within_quota(1, request.caller)
+            self.joint_lists_budget.take_within_quota(1, request.caller)
             try:
                 return await self._list_all(request, callers, after, parameters)
             finally:
-                self.joint_lists_share.give_back(1, request.caller)
+                self.joint_lists_budget.give_back(1, request.caller)
         listing = await self._registry.lister.list_evaluations(
             after, request.caller, callers, wanted, own_limit
         )

@@ -274,7 +274,7 @@ class FormReceiver:
     """Parses one form; `files` writes its files below the subdirectory `submission`.
 
     `idempotency_key` is the header `Idempotency-Key`. `received_bytes` is the number of bytes
-    received; the share of `submissions` counts them for the `caller`, and what each file takes
+    received; the budget of `submissions` counts them for the `caller`, and what each file takes
     besides, until the directory is removed. `target` is what the form is for: the same form for
     another target is another form. `preset` is what is known about the form. `use_kept` returns the
     submission that is to run again; such a form needs no body, and its bytes do not count.
@@ -338,7 +338,7 @@ class FormReceiver:
             raise _make_form_error(error) from None
         self._expected_start = b"\r\n--" + parser.boundary
         if self._use_kept is None:
-            self._submissions.share.check_amount(length or 0, self._caller)
+            self._submissions.budget.check_amount(length or 0, self._caller)
 
     def _make_length_error(self, words: str) -> RequestTooLarge:
         most = self._configuration.limits.request_body
@@ -368,7 +368,7 @@ class FormReceiver:
             raise _make_form_error(error) from None
 
     def _count_stored(self, size: int) -> None:
-        self._submissions.share.take_within_quota(size, self._caller)
+        self._submissions.budget.take_within_quota(size, self._caller)
         self._stored_bytes += size
 
     def _check_beginning(self, chunk: bytes) -> None:
@@ -490,7 +490,7 @@ class FormReceiver:
                 self._files.directory, self._stored_bytes, self._caller
             )
         else:
-            self._submissions.share.give_back(self._stored_bytes, self._caller)
+            self._submissions.budget.give_back(self._stored_bytes, self._caller)
 
     def _begin(self, part: MultipartSegment) -> None:
         # The parser refuses it only where the line arrives in pieces.

@@ -31,12 +31,12 @@ from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
 from tawebeval.config import MAX_CONCURRENT_CALLBACKS, MIB, CallbackSettings
+from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.core.hosts import (
     HostPolicy,
     IPAddress,
     ServerAddress,
 )
-from tawebeval.core.shares import Share, SharedResource
 from tawebeval.deferreds import (
     FairQueue,
     run_in_background,
@@ -215,7 +215,7 @@ class CallbackQueue:
     )
     _deliveries: dict[str, Delivery] = attrs.field(factory=dict)  # by event, the oldest first
     # Without deliveries given up.
-    _share: Share = attrs.field(factory=lambda: Share(SharedResource.CALLBACKS, MAX_PENDING_BYTES))
+    _budget: Budget = attrs.Factory(lambda: Budget(SharedResource.CALLBACKS, MAX_PENDING_BYTES))
 
     def __attrs_post_init__(self) -> None:
         if self._secrets_file is not None:
@@ -264,7 +264,7 @@ class CallbackQueue:
         callback.state = CallbackState.PENDING
         callback.webhook_id = callback.webhook_id or f"evt_{self._random(16).hex()}"
         delivery = self._deliveries[callback.webhook_id] = Delivery(callback, evaluation)
-        self._share.record_usage(delivery.size, callback.caller)
+        self._budget.record_usage(delivery.size, callback.caller)
         self._evict()
         delivery.delivery_task = run_in_background(
             self._run(delivery, on_end, store),
@@ -276,8 +276,8 @@ class CallbackQueue:
     def _evict(self) -> None:
         """Give up deliveries until the others fit: the oldest of the caller with most bytes."""
         evicted: list[Delivery] = []
-        while self._share.used > self._share.total:
-            caller = self._share.list_callers()[0]
+        while self._budget.used > self._budget.total:
+            caller = self._budget.list_callers()[0]
             oldest = next(
                 one
                 for one in self._deliveries.values()
@@ -294,7 +294,7 @@ class CallbackQueue:
         """Prevent further attempts and release the size. The first reason stays."""
         if not delivery.give_up_reason:
             delivery.give_up_reason = reason
-            self._share.give_back(delivery.size, delivery.callback.caller)
+            self._budget.give_back(delivery.size, delivery.callback.caller)
 
     async def _run(
         self,

@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, LimitSettings
-from tawebeval.core.shares import Share, SharedResource
+from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.errors import RequestError
 from tawebeval.evaluations.service import ReceivedForm
 from tawebeval.web.upload import FormReceiver, UnwrittenUploads, UploadWriter
@@ -42,11 +42,11 @@ class FakeSubmissions:
     """What counts the bytes of forms."""
 
     def __init__(self) -> None:
-        self.share = Share(SharedResource.UPLOADS, 2**40)
+        self.budget = Budget(SharedResource.UPLOADS, 2**40)
 
     def discard_upload(self, directory: Path, size: int, caller: str) -> None:
         shutil.rmtree(directory)
-        self.share.give_back(size, caller)
+        self.budget.give_back(size, caller)
 
 
 class UploadTestCase(SynchronousTestCase):
@@ -57,7 +57,7 @@ class UploadTestCase(SynchronousTestCase):
         self.uploads.mkdir()
         self.count = 0
         self.submissions: Any = FakeSubmissions()
-        self.spool, self.unwritten = self.submissions.share, UnwrittenUploads()
+        self.spool, self.unwritten = self.submissions.budget, UnwrittenUploads()
 
     def receiver(
         self,

@@ -230,7 +230,7 @@ class LogTests(SynchronousTestCase):
             newest = max(newest, cursor)
             self.log.acknowledge(cursor)
             self.assertEqual(self.log.begin_cursor, newest)
-            self.assertEqual(self.log._memory.share.used, kept)
+            self.assertEqual(self.log._memory.budget.used, kept)
         self.assertEqual((self.log.begin_cursor, self.log.end_cursor), (5, 5))
         self.log.append_batch(number(5), 0)
         self.assertEqual(self.log.read_events(5, PLENTY), number(5))
@@ -248,7 +248,7 @@ class LogTests(SynchronousTestCase):
         ended(self.log, 0)
         self.log.append_batch(number(1), 0)
         self.log.discard()
-        self.assertEqual(self.log._memory.share.used, 0)
+        self.assertEqual(self.log._memory.budget.used, 0)
         self.assertEqual(self.log.begin_cursor, 2)
 
 
@@ -260,7 +260,7 @@ class MemoryTests(SynchronousTestCase):
         ended(logs[1], 1)
         logs[0].read_events(0, PLENTY)
         ended(logs[2], 2)
-        self.assertEqual(memory.share.used, 200)
+        self.assertEqual(memory.budget.used, 200)
         self.assertRaises(EventsEvicted, logs[1].read_events, 0, PLENTY)
         self.assertEqual(logs[0].read_events(0, PLENTY), number(0))
 
@@ -275,7 +275,7 @@ class MemoryTests(SynchronousTestCase):
             self.assertEqual(log.read_events(0, PLENTY).count, 1)
         self.assertRaises(EventsEvicted, greedy[0].read_events, 0, PLENTY)
         self.assertEqual(modest.read_events(0, PLENTY), number(0))
-        self.assertEqual(dict(memory.share.used_by_caller), {"alice": 300, "bob": 100})
+        self.assertEqual(dict(memory.budget.used_by_caller), {"alice": 300, "bob": 100})
 
     def test_newest_segment_is_not_evicted_without_memory(self) -> None:
         memory = EventMemory(0)
@@ -287,13 +287,13 @@ class MemoryTests(SynchronousTestCase):
     def test_discarded_log_frees_the_quota_of_newest_events(self) -> None:
         told: list[bool] = []
         memory = EventMemory(400)
-        memory.pinned_share.on_quota_freed = lambda: told.append(
-            memory.pinned_share.is_quota_used_up("alice")
+        memory.pinned_budget.on_quota_freed = lambda: told.append(
+            memory.pinned_budget.is_quota_used_up("alice")
         )
         log = EventLog(memory, caller="alice")
         for value in range(9):
             log.append_batch(number(value), 0)
-        self.assertTrue(memory.pinned_share.is_quota_used_up("alice"))
+        self.assertTrue(memory.pinned_budget.is_quota_used_up("alice"))
         log.discard()
         self.assertEqual(told, [False])
 
@@ -317,7 +317,7 @@ class MemoryTests(SynchronousTestCase):
             evicted = self.assertRaises(EventsEvicted, log.read_events, cursor, 1).segment
             log.load_segment(evicted, ring_of(cursor))
             self.assertEqual(log.read_events(cursor, 1), number(cursor))
-            self.assertEqual(memory.share.used, 100)
+            self.assertEqual(memory.budget.used, 100)
 
     def test_segment_loaded_after_its_acknowledgement_is_dropped(self) -> None:
         log = EventLog(EventMemory(0))
@@ -330,7 +330,7 @@ class MemoryTests(SynchronousTestCase):
         log.load_segment(evicted, ring_of(0, 1))
         log.acknowledge(2)
         log.load_segment(evicted, ring_of(0, 1))
-        self.assertEqual(log._memory.share.used, 0)
+        self.assertEqual(log._memory.budget.used, 0)
 
 
 def ring_of(*values: int) -> EventRing:

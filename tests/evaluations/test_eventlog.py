@@ -41,7 +41,7 @@ from tawebeval.core.events import (
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import DiscardedCursor, ServerBusy
 from tawebeval.evaluations import eventlog
-from tawebeval.evaluations.context import make_unread_events_share
+from tawebeval.evaluations.context import make_unread_events_budget
 from tawebeval.evaluations.eventlog import (
     MAX_LOADS,
     MAX_LOADS_PER_CALLER,
@@ -392,7 +392,7 @@ class ChangedStdoutTests(SynchronousTestCase):
                 self.recorded.parse_pending()
             else:
                 answer_file(self.recorded, b"x" * 100_000)
-        self.assertLess(self.recorded.event_log._memory.share.used, 1_000_000)
+        self.assertLess(self.recorded.event_log._memory.budget.used, 1_000_000)
 
     def test_partial_write_of_events_raises_oserror(self) -> None:
         for name in ("write", "pwrite"):
@@ -432,7 +432,7 @@ class Source:
         self.log = WatchedLog(memory)
         self.log.lines = []
         self.events = EvaluationEvents(
-            self.log, caller, "name", threads, slots, make_unread_events_share(2**40)
+            self.log, caller, "name", threads, slots, make_unread_events_budget(2**40)
         )
         self.stdout = RecordedStdout(self.log, self.files, MARKERS, float)
         self.events.stdout = self.stdout

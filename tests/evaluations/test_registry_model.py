@@ -502,7 +502,7 @@ class Machine(Comparison):
         assert self.world.disk.used == counted
         logs = [model.real.events.event_log for model in self.models.values()]
         rings = [one.ring for log in logs for one in log.segments if one.ring is not None]
-        assert self.world.memory.share.used == sum(ring.memory_bytes for ring in rings)
+        assert self.world.memory.budget.used == sum(ring.memory_bytes for ring in rings)
         assert len(self.world.store.rows) <= RUNNING + QUEUED + KEPT + len(self.streams)
         assert self.kept <= KEPT + RUNNING + QUEUED
 
@@ -535,7 +535,7 @@ class Machine(Comparison):
         self.readers_have_read()
         assert closed.called
         assert not self.polls
-        assert (self.world.disk.used, self.world.memory.share.used) == (0, 0)
+        assert (self.world.disk.used, self.world.memory.budget.used) == (0, 0)
         assert not self.world.store.rows
         assert not self.world.clock.getDelayedCalls(), self.world.clock.getDelayedCalls()
 

@@ -186,9 +186,9 @@ class KeptTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         with mock.patch.object(MemoryEventFiles, "close", side_effect=OSError(errno.EIO, "no")):
             self.finish(child)
-        self.assertEqual(self.registry.records.ended_evaluations_share.used, 1)
+        self.assertEqual(self.registry.records.ended_evaluations_budget.used, 1)
         self.assertEqual(self.consume(identifier), ["a", "\n"])
-        self.assertEqual(self.registry.records.ended_evaluations_share.used, 0)
+        self.assertEqual(self.registry.records.ended_evaluations_budget.used, 0)
         self.flushLoggedErrors(OSError)
 
     def test_evaluation_sent_before_its_clean_up_is_expired_first(self) -> None:
@@ -198,7 +198,7 @@ class KeptTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.send_all(identifier)
-        self.assertEqual(self.registry.records.ended_evaluations_share.used, 0)
+        self.assertEqual(self.registry.records.ended_evaluations_budget.used, 0)
         threads.tidied.open()
         other, _ = self.fill()
         self.assert_refused(EvaluationExpired, identifier)
@@ -279,25 +279,25 @@ class DiskTests(RegistryTestCase):
 
 class SpoolTests(RegistryTestCase):
     def send(self, size: int, **settings: Any) -> str:
-        self.registry.submissions.share.take_within_quota(size, "")
+        self.registry.submissions.budget.take_within_quota(size, "")
         return self.registry.accept_form(
             ReceivedForm(make_request(), Path("/uploads/some"), upload_size=size, **settings)
         )
 
     def test_upload_counts_until_its_directories_are_removed(self) -> None:
         identifiers = [self.send(100) for _ in range(3)]
-        self.assertEqual(self.registry.submissions.share.used, 300)
+        self.assertEqual(self.registry.submissions.budget.used, 300)
         self.finish(self.world.spawn.children[0])
-        self.assertEqual(self.registry.submissions.share.used, 200)
+        self.assertEqual(self.registry.submissions.budget.used, 200)
         Deferred.fromCoroutine(self.registry.cancel_evaluation(identifiers[1]))
-        self.assertEqual(self.registry.submissions.share.used, 200)
+        self.assertEqual(self.registry.submissions.budget.used, 200)
         self.finish(self.world.spawn.children[1])
-        self.assertEqual(self.registry.submissions.share.used, 100)
+        self.assertEqual(self.registry.submissions.budget.used, 100)
 
     def test_repeated_form_is_removed_and_not_counted(self) -> None:
         self.send(100, idempotency_key="k", form_digest=b"1")
         self.send(100, idempotency_key="k", form_digest=b"1")
-        self.assertEqual(self.registry.submissions.share.used, 100)
+        self.assertEqual(self.registry.submissions.budget.used, 100)
 
 
 class NothingLeftTests(RegistryTestCase):
@@ -310,8 +310,8 @@ class NothingLeftTests(RegistryTestCase):
         self.world.sandbox.cells.clear()
         gc.collect()
         self.assertEqual([reference() for reference in references], [None] * len(references))
-        self.assertEqual((self.world.disk.used, self.registry.submissions.share.used), (0, 0))
-        self.assertEqual((self.world.memory.share.used, self.world.store.rows), (0, {}))
+        self.assertEqual((self.world.disk.used, self.registry.submissions.budget.used), (0, 0))
+        self.assertEqual((self.world.memory.budget.used, self.world.store.rows), (0, {}))
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 
     def test_evaluation_read_to_its_end_leaves_nothing(self) -> None:

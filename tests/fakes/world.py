@@ -16,13 +16,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
+from tawebeval.core.budgets import Budget
 from tawebeval.core.evaluations import Checkout, Commit, GitCacheCounters, TreeBuilder
 from tawebeval.core.events import (
     EventMemory,
     EventPage,
 )
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
-from tawebeval.core.shares import Share
 from tawebeval.daemon.reload import SystemdNotifier
 from tawebeval.deferreds import (
     FairQueue,
@@ -31,7 +31,7 @@ from tawebeval.deferreds import (
 )
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations import eventlog
-from tawebeval.evaluations.context import EvaluationContext, make_unread_events_share
+from tawebeval.evaluations.context import EvaluationContext, make_unread_events_budget
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.service import EvaluationRegistry
@@ -256,13 +256,13 @@ class World:
     store: FakeStore = attrs.field(factory=FakeStore)
     has_event_files: bool = False
     memory: EventMemory = attrs.field(init=False)
-    disk: Share = attrs.field(init=False)
+    disk: Budget = attrs.field(init=False)
     files: dict[Path, MemoryEventFiles] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         buffers = self.configuration.buffers
         self.memory = EventMemory(buffers.total)
-        self.disk = make_unread_events_share(buffers.disk)
+        self.disk = make_unread_events_budget(buffers.disk)
 
     def open_files(self, directory: Path) -> Any:
         """Return the files of a directory, or files in memory, the same ones for a directory."""
@@ -280,7 +280,7 @@ class World:
             sandbox=self.sandbox,
             limit_monitor=LimitMonitor(self.clock, self.threads, self.threads),
             event_memory=self.memory,
-            unread_events_share=self.disk,
+            unread_events_budget=self.disk,
             store=self.store,
             open_event_files=self.open_files,
             fetch_slots=self.fetches,

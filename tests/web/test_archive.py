@@ -298,22 +298,22 @@ class RerunTests(ArchiveTestCase):
         self.finish()
         self.page(again, "?after=end")
         self.settle()
-        self.assertEqual(self.service.registry.submissions.share.used, 0)
+        self.assertEqual(self.service.registry.submissions.budget.used, 0)
         self.assertEqual(list((self.root / "evaluations").iterdir()), [])
 
     def test_reading_archived_files_displaces_no_kept_files(self) -> None:
         identifier = self.archive()
         self.evaluate()
         self.finish()
-        share = self.service.registry.submissions.share
-        kept, share.total = share.used, share.used
+        budget = self.service.registry.submissions.budget
+        kept, budget.total = budget.used, budget.used
         self.assertTrue(kept)
         self.request("GET", f"/evaluation/{identifier}/submission", 503)
-        self.assertEqual(share.used, kept)
-        share.total = 3 * kept
+        self.assertEqual(budget.used, kept)
+        budget.total = 3 * kept
         shown = self.request("GET", f"/evaluation/{identifier}/submission").json()["files"]
         self.assertEqual([file["text"] for file in shown], ["print()\n"])
-        self.assertEqual(share.used, kept)
+        self.assertEqual(budget.used, kept)
         self.assertEqual(len(list(self.root.rglob("submission/*/*"))), 1)
 
 

@@ -370,7 +370,7 @@ class EvictedEventsTests(StreamTestCase):
         super().setUp()
         self.patch(core_events, "MIN_SEGMENT_BYTES", 500)
         self.patch(core_events, "MAX_SEGMENT_BYTES", 500)
-        self.service.world.memory.share.total = 0
+        self.service.world.memory.budget.total = 0
         self.threads = SlowThreads()
         self.begin()
 

@@ -188,7 +188,7 @@ class TokenlessTests(WebTestCase):
         lifetimes = [100, 50, 70]
         links = []
         waiting = self.connect()
-        with mock.patch.object(self.service.context.links.evaluations_share, "total", 2):
+        with mock.patch.object(self.service.context.links.evaluations_budget, "total", 2):
             for path, lifetime in zip(paths, lifetimes, strict=True):
                 made = self.request("POST", f"{path}/links?lifetime={lifetime}").json()
                 links.append(made["link"])
@@ -208,14 +208,14 @@ class EndTests(LinkTestCase):
             kind(self.service, self.identifier, f"?link={link}").connection for kind in FOLLOWERS
         ]
         self.turn()
-        self.assertEqual(self.links.readers_share.used, 4)
+        self.assertEqual(self.links.readers_budget.used, 4)
         return [poll, *streams]
 
     def check_cut(self, connections: list[Connection]) -> None:
         self.assertEqual([one.aborted for one in connections], [True] * 4)
         for one in connections:
             one.lose()
-        self.assertEqual(self.links.readers_share.used, 0)
+        self.assertEqual(self.links.readers_budget.used, 0)
         record = self.service.registry.records[self.identifier]
         self.assertEqual(record.events.observer_count, 0)
 
@@ -254,7 +254,7 @@ class BoundTests(LinkTestCase):
     def test_readers_by_links_are_bounded_and_the_owner_is_not(self) -> None:
         link = self.share()
         for owner, bound, status in (
-            (self.links.readers_share, "total", 503),
+            (self.links.readers_budget, "total", 503),
             (module, "MAX_LINK_READERS_PER_EVALUATION", 429),
         ):
             with mock.patch.object(owner, bound, 2):
@@ -268,18 +268,19 @@ class BoundTests(LinkTestCase):
                 self.turn()
                 self.assertEqual([one.answer().status for one in waiting], [200, 200])
                 self.read(link)
-            self.assertEqual(self.links.readers_share.used, 0)
+            self.assertEqual(self.links.readers_budget.used, 0)
 
     def test_readers_by_links_of_one_caller_leave_room_for_another(self) -> None:
         own, other = self.share(), self.begin("bob").json()["id"]
         link = self.call("POST", f"/evaluation/{other}/links", 200, "bob").json()["link"]
-        share, rate = self.links.readers_share, "LINK_REQUESTS_PER_MINUTE"
-        for owner, total, part in ((share, "total", "quota"), (module, rate, f"{rate}_PER_CALLER")):
+        readers, rate = self.links.readers_budget, "LINK_REQUESTS_PER_MINUTE"
+        bounds = ((readers, "total", "quota"), (module, rate, f"{rate}_PER_CALLER"))
+        for owner, total, part in bounds:
             with mock.patch.object(owner, total, 8), mock.patch.object(owner, part, 4):
                 waiting = [self.connect() for _ in range(8)]
                 for one in waiting:
                     one.request(f"GET {self.path}/events?wait=30&link={own}")
-                self.assertEqual(self.links.readers_share.used, 4)
+                self.assertEqual(self.links.readers_budget.used, 4)
                 self.call("GET", f"/evaluation/{other}?link={link}", 200, None)
                 for one in waiting:
                     one.lose()
@@ -300,18 +301,18 @@ class BoundTests(LinkTestCase):
         link = self.share("?lifetime=5")
         other = self.begin("bob").json()["id"]
         place = f"/evaluation/{other}/links"
-        share = self.links.evaluations_share
-        with mock.patch.object(share, "total", 1):
+        budget = self.links.evaluations_budget
+        with mock.patch.object(budget, "total", 1):
             self.call("POST", place, 503, "bob")
             self.read(self.share("?lifetime=1"))
-        with mock.patch.object(share, "quota", 1):
+        with mock.patch.object(budget, "quota", 1):
             second = self.begin("alice").json()["id"]
             self.call("POST", f"/evaluation/{second}/links", 429, "alice")
             self.call("POST", place, 200, "bob")
             self.call("DELETE", place, 204, "bob")
         self.service.reactor.advance(5)
         self.read(link, status=401)
-        with mock.patch.object(share, "total", 1):
+        with mock.patch.object(budget, "total", 1):
             self.call("POST", place, 200, "bob")
         self.assertEqual(list(self.links.links_by_evaluation), [other])
 

@@ -278,7 +278,7 @@ class UnavailablePeerTests(SeveralTestCase):
     def test_defect_leaves_one_daemon_out_of_the_list(self) -> None:
         self.list_without(lambda: fail(ZeroDivisionError()))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.services["a"].context.lists.joint_lists_share.used, 0)
+        self.assertEqual(self.services["a"].context.lists.joint_lists_budget.used, 0)
 
     def test_peer_without_an_answer_in_two_seconds_is_left_out(self) -> None:
         cancelled: list[Any] = []
@@ -311,7 +311,7 @@ class UnavailablePeerTests(SeveralTestCase):
 
     def check_bound(self, bound: str, status: int) -> None:
         """Check that the third list is refused where this bound is 2."""
-        share = self.services["a"].context.lists.joint_lists_share
+        budget = self.services["a"].context.lists.joint_lists_budget
         waiting: list[Deferred[Any]] = []
 
         def wait() -> Deferred[Any]:
@@ -323,7 +323,7 @@ class UnavailablePeerTests(SeveralTestCase):
                 waiting.pop().callback(MadeResponse(503, b""))
 
         self.fates["b"] = wait
-        with mock.patch.object(share, bound, 2):
+        with mock.patch.object(budget, bound, 2):
             first, second = self.send("a"), self.send("a")
             refused = self.ask("a", status=status)
             self.assertEqual(refused.headers["Retry-After"], "1")
@@ -334,7 +334,7 @@ class UnavailablePeerTests(SeveralTestCase):
             finish()
             for answered in (second, third):
                 self.assertEqual(answered.answer().json()["away"], ["b"])
-        self.assertEqual(self.services["a"].context.lists.joint_lists_share.used, 0)
+        self.assertEqual(self.services["a"].context.lists.joint_lists_budget.used, 0)
 
 
 class RequestTests(SeveralTestCase):

@@ -189,7 +189,7 @@ class SubmissionTests(SubmissionTestCase):
     def test_discarded_or_forgotten_files_are_410_and_unknown_ones_404(self) -> None:
         identifier = self.evaluate()
         self.finish()
-        self.service.registry.submissions.share.make_room(1, None)
+        self.service.registry.submissions.budget.make_room(1, None)
         self.assertIn("discarded", self.read(identifier, 410)["detail"])
         self.request("GET", f"/evaluation/{identifier}/events?after=end")
         self.assertIn("over", self.read(identifier, 410)["detail"])

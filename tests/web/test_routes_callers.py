@@ -127,8 +127,8 @@ class UnfinishedFormTests(CallerTestCase):
         for one in connections:
             one.lose()
         self.begin("alice")
-        share = self.service.registry.submissions.share
-        self.assertEqual(set(share.used_by_caller), {"alice", "bob"})
+        budget = self.service.registry.submissions.budget
+        self.assertEqual(set(budget.used_by_caller), {"alice", "bob"})
 
     def test_aborted_forms_count_for_their_caller_until_they_are_removed(self) -> None:
         is_broken = [True]

@@ -61,7 +61,7 @@ class RerunTestCase(WebTestCase):
 
     @property
     def stored(self) -> int:
-        return self.service.registry.submissions.share.used
+        return self.service.registry.submissions.budget.used
 
     @property
     def kept(self) -> int:
@@ -167,8 +167,8 @@ class RerunTests(RerunTestCase):
         seed = Part("seed", b"1")
         first = self.rerun(place, 200, seed, **key).json()
         self.finish()
-        share = self.service.registry.submissions.share
-        share.make_room(self.stored, None)
+        budget = self.service.registry.submissions.budget
+        budget.make_room(self.stored, None)
         stored = self.stored
         self.rerun(place, 410)
         self.assertEqual(self.rerun(place, 200, seed, **key).json(), first)
@@ -216,10 +216,10 @@ class RerunTests(RerunTestCase):
         for _ in range(3):
             places.append(self.begin())
             self.finish()
-        share = self.service.registry.submissions.share
-        share.total = self.stored + 100
+        budget = self.service.registry.submissions.budget
+        budget.total = self.stored + 100
         last = self.begin()
-        self.assertLessEqual(self.stored, share.total)
+        self.assertLessEqual(self.stored, budget.total)
         self.assertEqual(self.kept, 3)
         self.assertIn("send the submission again", self.rerun(places[0], 410).json()["detail"])
         self.assertEqual(self.status(places[0])["state"], "finished")
@@ -232,10 +232,10 @@ class RerunTests(RerunTestCase):
     def test_upload_that_never_fits_displaces_nothing(self) -> None:
         place = self.begin()
         self.finish()
-        self.service.registry.submissions.share.total = self.stored
+        self.service.registry.submissions.budget.total = self.stored
         self.post(503, form([*parts(), Part("x", b"x" * 50_000)]))
         self.assertEqual((self.kept, len(self.service.leftovers())), (1, 1))
-        self.service.registry.submissions.share.total *= 2
+        self.service.registry.submissions.budget.total *= 2
         self.rerun(place)
 
     def test_next_daemon_takes_over_kept_files(self) -> None:

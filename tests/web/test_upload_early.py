@@ -82,8 +82,8 @@ class EarlyRefusalTests(RawTestCase):
         connection.lose()
 
     def test_upload_that_does_not_fit_is_503_before_the_body(self) -> None:
-        spool = self.service.registry.submissions.share
-        self.service.registry.submissions.share.take_within_quota(spool.total - 1000, "")
+        spool = self.service.registry.submissions.budget
+        self.service.registry.submissions.budget.take_within_quota(spool.total - 1000, "")
         connection = self.begin(1001)
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
@@ -94,7 +94,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(spool.used, spool.total - 1000)
 
     def test_upload_is_503_and_removed_once_the_spool_is_full(self) -> None:
-        spool = self.service.registry.submissions.share
+        spool = self.service.registry.submissions.budget
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
         self.assertEqual((connection.received, spool.used), (b"", 50_000 + PER_FILE))
@@ -105,7 +105,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(spool.used, others)
 
     def test_upload_takes_spool_space_until_forgotten_or_refused(self) -> None:
-        spool, body = self.service.registry.submissions.share, form(parts())
+        spool, body = self.service.registry.submissions.budget, form(parts())
         for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
             connection = self.begin(len(sent))
             connection.send(sent)
@@ -170,7 +170,7 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").unlink()
         (self.root / "uploads").mkdir()
         connection.lose()
-        spool = self.service.registry.submissions.share
+        spool = self.service.registry.submissions.budget
         unwritten = self.service.context.form_receiver_factory.unwritten
         self.assertEqual((spool.used, unwritten.size_bytes), (0, 0))
 
@@ -192,9 +192,9 @@ class GivenUpTests(RawTestCase):
                 self.assertTrue((upload / "submission" / "source" / "solution.py").exists())
             connection.lose()
             self.assertEqual(self.service.leftovers(), [])
-            share = self.service.registry.submissions.share
+            budget = self.service.registry.submissions.budget
             unwritten = self.service.context.form_receiver_factory.unwritten
-            self.assertEqual((share.used, unwritten.size_bytes), (0, 0))
+            self.assertEqual((budget.used, unwritten.size_bytes), (0, 0))
             self.assertEqual(self.service.reactor.getDelayedCalls(), [])
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
         self.assertEqual(self.service.world.spawn.children, [])
@@ -217,7 +217,7 @@ class GivenUpTests(RawTestCase):
                 raise OSError("no")
 
         spool, arrears = (
-            self.service.registry.submissions.share,
+            self.service.registry.submissions.budget,
             self.service.registry.context.cleanup_queue,
         )
         self.patch(service, "remove_tree", fail_once)

@@ -41,7 +41,7 @@ class SlowDiskTests(RawTestCase):
         self.service = Service(
             self.root / "slow", self.configuration, running=4, uploading=self.threads
         )
-        self.spool = self.service.registry.submissions.share
+        self.spool = self.service.registry.submissions.budget
         self.unwritten = self.service.context.form_receiver_factory.unwritten
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """Quotas of callers in what all callers use together, and when refused callers come back.
 
-A `Share` counts an amount, such as bytes on the disk, in all and for each caller. One caller may
+A `Budget` counts an amount, such as bytes on the disk, in all and for each caller. One caller may
 take its quota of the total. What a caller has beyond its quota, because it was promised before,
 is not taken from the others: they find the same room as if the caller had its quota alone.
 
 Clients without tokens are one caller, the anonymous one, whose quota is the total: nobody knows
-whether they are one client. `deferreds.FairQueue` is a waiting line for two shares: slots, and
+whether they are one client. `deferreds.FairQueue` is a waiting line for two budgets: slots, and
 places in the line itself.
 
 Each end of an evaluation makes room for one form. `RetrySchedule` measures how often that happens,
@@ -48,7 +48,7 @@ def _discard_nothing(amount: int, caller: str | None) -> bool:
 
 
 @attrs.define(eq=False)
-class Share:
+class Budget:
     """Amount of a resource that is in use, in all and by each caller.
 
     - `total`: the amount for all callers; `quota`: that for one caller, None for the total.

@@ -1,4 +1,4 @@
-"""`core.shares`: quotas of callers, the room of the others, and retries of refused clients."""
+"""`core.budgets`: quotas of callers, the room of the others, and retries of refused clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 import tawebeval
-from tawebeval.core.shares import RetrySchedule, Share, SharedResource
+from tawebeval.core.budgets import Budget, RetrySchedule, SharedResource
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import CallerQuotaExceeded, ServerBusy
 
@@ -20,47 +20,47 @@ PACKAGE = Path(tawebeval.__file__).parent
 
 class ShareTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.share = Share(SharedResource.UPLOADS, 100, 40, "your quota is used up", "full", 7)
+        self.budget = Budget(SharedResource.UPLOADS, 100, 40, "your quota is used up", "full", 7)
 
     def refuse(self, error: type[ServerBusy], amount: int, caller: str) -> None:
         """Check that a caller cannot take an amount, and that nothing is counted."""
-        used = self.share.used
+        used = self.budget.used
         with self.assertRaises(ServerBusy) as caught:
-            self.share.take_within_quota(amount, caller)
+            self.budget.take_within_quota(amount, caller)
         self.assertIs(type(caught.exception), error)
-        self.assertEqual((caught.exception.retry_after, self.share.used), (7, used))
+        self.assertEqual((caught.exception.retry_after, self.budget.used), (7, used))
 
     def test_caller_may_take_its_quota_and_other_callers_the_rest(self) -> None:
-        self.share.take_within_quota(40, "alice")
-        self.assertTrue(self.share.is_quota_used_up("alice"))
+        self.budget.take_within_quota(40, "alice")
+        self.assertTrue(self.budget.is_quota_used_up("alice"))
         self.refuse(CallerQuotaExceeded, 1, "alice")
-        self.share.take_within_quota(40, "bob")
-        self.share.take_within_quota(20, "carol")
+        self.budget.take_within_quota(40, "bob")
+        self.budget.take_within_quota(20, "carol")
         self.refuse(ServerBusy, 1, "carol")
-        self.assertTrue(self.share.is_used_up)
-        self.share.give_back(1, "alice")
-        self.share.take_within_quota(1, "carol")
-        self.assertEqual(self.share.list_callers(), ["bob", "alice", "carol"])
+        self.assertTrue(self.budget.is_used_up)
+        self.budget.give_back(1, "alice")
+        self.budget.take_within_quota(1, "carol")
+        self.assertEqual(self.budget.list_callers(), ["bob", "alice", "carol"])
 
     def test_caller_over_its_quota_leaves_other_callers_their_quota(self) -> None:
-        self.share.record_usage(90, "alice")
+        self.budget.record_usage(90, "alice")
         self.refuse(CallerQuotaExceeded, 1, "alice")
-        self.share.take_within_quota(40, "bob")
-        self.share.take_within_quota(20, "carol")
+        self.budget.take_within_quota(40, "bob")
+        self.budget.take_within_quota(20, "carol")
         self.refuse(ServerBusy, 1, "carol")
 
     def test_check_reserves_nothing(self) -> None:
         for _ in range(3):
-            self.share.check_amount(40, "alice")
-        self.assertEqual(self.share.used, 0)
+            self.budget.check_amount(40, "alice")
+        self.assertEqual(self.budget.used, 0)
 
     def test_anonymous_caller_has_no_quota(self) -> None:
-        self.share.take_within_quota(100, ANONYMOUS_CALLER)
+        self.budget.take_within_quota(100, ANONYMOUS_CALLER)
         self.refuse(ServerBusy, 1, ANONYMOUS_CALLER)
 
     def test_without_a_quota_a_full_share_raises_server_busy(self) -> None:
-        self.share.quota = None
-        self.share.take_within_quota(100, "alice")
+        self.budget.quota = None
+        self.budget.take_within_quota(100, "alice")
         self.refuse(ServerBusy, 1, "alice")
 
     def test_make_room_is_called_for_the_caller_first_and_then_for_all(self) -> None:
@@ -70,27 +70,27 @@ class ShareTests(SynchronousTestCase):
             asked.append((amount, caller))
             if caller == "bob":
                 return False
-            self.share.give_back(amount, "alice")
+            self.budget.give_back(amount, "alice")
             return True
 
-        self.share.make_room = make_room
-        self.share.take_within_quota(40, "alice")
-        self.share.take_within_quota(3, "alice")
-        self.share.take_within_quota(40, "bob")
+        self.budget.make_room = make_room
+        self.budget.take_within_quota(40, "alice")
+        self.budget.take_within_quota(3, "alice")
+        self.budget.take_within_quota(40, "bob")
         self.refuse(CallerQuotaExceeded, 2, "bob")
-        self.share.take_within_quota(25, "carol")
+        self.budget.take_within_quota(25, "carol")
         self.assertEqual(asked, [(3, "alice"), (2, "bob"), (5, None)])
-        self.assertEqual(dict(self.share.used_by_caller), {"alice": 35, "bob": 40, "carol": 25})
+        self.assertEqual(dict(self.budget.used_by_caller), {"alice": 35, "bob": 40, "carol": 25})
 
     def test_caller_that_has_given_back_everything_is_not_listed(self) -> None:
-        self.share.record_usage(7, "alice")
-        self.share.give_back(7, "alice")
-        self.assertEqual((self.share.used, self.share.list_callers()), (0, []))
+        self.budget.record_usage(7, "alice")
+        self.budget.give_back(7, "alice")
+        self.assertEqual((self.budget.used, self.budget.list_callers()), (0, []))
 
     def test_caller_cannot_give_back_what_it_has_not_taken(self) -> None:
-        self.share.record_usage(7, "alice")
+        self.budget.record_usage(7, "alice")
         for amount, caller in ((8, "alice"), (1, "bob"), (-1, "alice")):
-            self.assertRaises(AssertionError, self.share.give_back, amount, caller)
+            self.assertRaises(AssertionError, self.budget.give_back, amount, caller)
 
 
 class ListTests(SynchronousTestCase):
@@ -98,7 +98,7 @@ class ListTests(SynchronousTestCase):
         made = [
             name
             for path in PACKAGE.rglob("*.py")
-            for name in re.findall(r"\bShare\(\s*SharedResource\.(\w+)", path.read_text())
+            for name in re.findall(r"\bBudget\(\s*SharedResource\.(\w+)", path.read_text())
         ]
         self.assertEqual(sorted(made), sorted(SharedResource.__members__))
         page = (PACKAGE.parent / "docs/security.md").read_text()
