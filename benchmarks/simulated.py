@@ -35,7 +35,7 @@ from tawebeval.errors import EvaluationFailure, ServerBusy
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_budget
 from tawebeval.evaluations.eventlog import RecordedStdout
 from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm
-from tawebeval.evaluations.starting import make_run, open_stdout
+from tawebeval.evaluations.starting import make_run, open_recorded_stdout
 from tawebeval.linux.cgroups import CgroupManager, ResourceUsage
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox.base import (
@@ -307,7 +307,7 @@ class SimulatedThreads:
             await self.clock.sleep(self._free_at - now + self.costs.start)
             if evaluation.stop_reason is not None:
                 raise evaluation.stop_reason
-            open_stdout(evaluation, markers)
+            open_recorded_stdout(evaluation, markers)
             run = make_run(evaluation, checkout, sandboxed)
             return run, run.start_process(checkout.path)
         return None

@@ -47,7 +47,7 @@ def measure_turns(markers: Markers, stdout: bytes, folder: Path) -> Iterator[flo
             log.acknowledge(log.end_cursor)
             yield time.thread_time() - begin
             if recorded.parser.awaited_file is not None:
-                recorded.store_file(file)
+                recorded.store_referenced_file(file)
                 steps.append(partial(recorded.supply_or_refuse_file, file))
                 file = b"x"
             elif recorded.parser.has_pending_input:

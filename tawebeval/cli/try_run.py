@@ -446,7 +446,7 @@ async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], obj
                 await evaluation.cleanup_completion.wait()
             except CancelledError:
                 on_cancel()
-        await evaluation.events.discard()  # closes its files
+        await evaluation.events.discard_all_events()  # closes its files
     return cancelled
 
 

@@ -373,7 +373,7 @@ class SegiParser:
     While `has_pending_input`, there is input for `parse_pending`. While `awaited_file` is set,
     parsing stops until the caller supplies or refuses that file.
 
-    A parser in another process continues from `make_checkpoint` by `resume`.
+    A parser in another process continues from `make_checkpoint` by `make_from_checkpoint`.
     """
 
     _markers: Markers
@@ -465,10 +465,10 @@ class SegiParser:
     def make_checkpoint(self) -> tuple[int, bytes]:
         """Return how many bytes of stdout need not be fed again, and the packed state there.
 
-        The number counts from the start of stdout, also after `resume`, and never falls. What is
-        fed again is the unparsed input and, before it, the line of a data block or the file that
-        has yet to end or to be supplied, unless it is over its limit. The state has no
-        `result_summary`.
+        The number counts from the start of stdout, also after `make_from_checkpoint`, and never
+        falls. What is fed again is the unparsed input and, before it, the line of a data block or
+        the file that has yet to end or to be supplied, unless it is over its limit. The state has
+        no `result_summary`.
         """
         state, position = self._state, self._offset + self._at
         is_overlong = False
@@ -494,7 +494,7 @@ class SegiParser:
         return max(position, 0), _pack_checkpoint(checkpoint)
 
     @classmethod
-    def resume(cls, packed: bytes, markers: Markers, **limits: Any) -> SegiParser:
+    def make_from_checkpoint(cls, packed: bytes, markers: Markers, **limits: Any) -> SegiParser:
         """Return a parser that continues from a checkpoint.
 
         Fed stdout from the checkpoint's number on, in any chunks, the parser returns the events

@@ -68,7 +68,7 @@ from tawebeval.daemon.startup import (
 from tawebeval.deferreds import FairQueue, WorkerThreads, resolve_run_slot_count
 from tawebeval.errors import SetupProblem
 from tawebeval.evaluations.context import EvaluationContext, make_unread_events_budget
-from tawebeval.evaluations.lifecycle import STARTER_LOST
+from tawebeval.evaluations.lifecycle import STARTER_FAILURE
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.starting import InheritedResources
 from tawebeval.evaluations.store import EvaluationDetails, EvaluationStore, format_rfc3339_time
@@ -174,12 +174,12 @@ class EvaluationService(Service):
     def _stop_without_starter(self) -> None:
         """Stop, after clients have read what is left: systemd starts the starter and the daemon."""
         if self.evaluations_outlast_daemon:
-            self.registry.hand_over_evaluations()
+            self.registry.hand_all_to_next_daemon()
             log.error("stopping: the connection to the starter of evaluators is lost")
         else:
             what = "the starter of evaluators has ended, and with the starter all evaluators"
             log.error("stopping: {what}", what=what)
-            self.registry.stop_lost_runs(STARTER_LOST)
+            self.registry.stop_lost_runs(STARTER_FAILURE)
         self.exit_status = 1
         self.context.clock.stop()
 
@@ -192,7 +192,7 @@ class EvaluationService(Service):
         had_any = False
         self._launcher.starter.ignore_connection_loss()
         if self.evaluations_outlast_daemon:
-            self.registry.hand_over_evaluations()
+            self.registry.hand_all_to_next_daemon()
         else:
             configuration = self.context.configuration
             had_any = await self.registry.drain_and_close(
@@ -608,7 +608,7 @@ def build_daemon(
     store = EvaluationStore.open(
         directories.state_directory / STORE_FILENAME, store_thread, reactor
     )
-    inherited = InheritedResources(store.load_live())
+    inherited = InheritedResources(store.load_live_rows())
     launcher, cgroups, is_lasting = open_starter_and_cgroups(configuration, directories, cgroups)
     base = AssemblyContext(
         configuration=configuration,

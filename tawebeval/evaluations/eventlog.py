@@ -140,10 +140,10 @@ class EventFiles:
         return os.pread(self._open("stdout"), end - begin, begin)
 
     def has_disk_space_to_free(self, stdout_bytes: int, file_count: int) -> bool:
-        """Return whether `punch_stdout` or `remove_files` has something to do."""
+        """Return whether `free_stdout_blocks` or `remove_referenced_files` has something to do."""
         return stdout_bytes - self._punched >= _PUNCHED or file_count > self._removed_files
 
-    def punch_stdout(self, before: int) -> None:
+    def free_stdout_blocks(self, before: int) -> None:
         """Give back the blocks before a place in stdout, in steps of at least 1 MiB."""
         if before - self._punched >= _PUNCHED:
             mode, offset, size = _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(before)
@@ -194,7 +194,7 @@ class EventFiles:
         os.ftruncate(segments, at)
         return records
 
-    def store_file(self, number: int, content: bytes | str) -> None:
+    def store_referenced_file(self, number: int, content: bytes | str) -> None:
         """Keep the content of the file that stdout named, or the message of its refusal."""
         name, data = (
             ("refused", content.encode()) if isinstance(content, str) else ("read", content)
@@ -204,7 +204,7 @@ class EventFiles:
         partial.write_bytes(data)
         partial.rename(self._directory / "files" / f"{number}.{name}")
 
-    def remove_files(self, before: int) -> None:
+    def remove_referenced_files(self, before: int) -> None:
         """Remove files that stdout named before the one of this number, some of them at once."""
         end = min(before, self._removed_files + _REMOVED)
         for number in range(self._removed_files, end):
@@ -212,8 +212,8 @@ class EventFiles:
                 (self._directory / "files" / f"{number}.{name}").unlink(missing_ok=True)
         self._removed_files = max(self._removed_files, end)
 
-    def read_file(self, number: int) -> bytes | str | None:
-        """Return what `store_file` has kept, None without it."""
+    def read_referenced_file(self, number: int) -> bytes | str | None:
+        """Return what `store_referenced_file` has kept, None without it."""
         for name in ("read", "refused"):
             try:
                 content = (self._directory / "files" / f"{number}.{name}").read_bytes()
@@ -247,7 +247,7 @@ class RecordedStdout:
 
     event_log: EventLog
     _files: EventFiles
-    markers: Markers
+    segi_markers: Markers
     _read_wall_clock: Callable[[], float]
     _max_output: int = attrs.field(default=2**62, kw_only=True)
     stdout_bytes: int = 0
@@ -269,7 +269,7 @@ class RecordedStdout:
     _drops_new_events: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.parser = SegiParser(self.markers)
+        self.parser = SegiParser(self.segi_markers)
 
     def feed(self, chunk: bytes) -> None:
         """Parse bytes of stdout; no input may be pending, and no file wanted."""
@@ -288,12 +288,12 @@ class RecordedStdout:
         """Deliver the partial line without waiting for its rest."""
         self._append(self.parser.flush_partial_line(), flush_offset=self.stdout_bytes)
 
-    def store_file(self, content: bytes | str) -> None:
+    def store_referenced_file(self, content: bytes | str) -> None:
         """Keep the content of the wanted file, or the message of its refusal. Blocks.
 
         It precedes `supply_or_refuse_file`, which takes the same content.
         """
-        self._files.store_file(self._file_count, content)
+        self._files.store_referenced_file(self._file_count, content)
 
     def supply_or_refuse_file(self, content: bytes | str) -> None:
         """Take the content of the wanted file, or the message of its refusal."""
@@ -320,7 +320,7 @@ class RecordedStdout:
         """
         while True:
             if self.parser.awaited_file is not None:
-                self.store_file(refusal)
+                self.store_referenced_file(refusal)
                 self.supply_or_refuse_file(refusal)
             elif self.parser.has_pending_input:
                 self.parse_pending()
@@ -444,7 +444,7 @@ class RecordedStdout:
         self._mark_count, self._file_count = last.source.end_mark, last.next_file
         self.stdout_bytes, self.file_bytes = last.next_stdout_begin, last.file_bytes
         if not last.source.is_last:
-            self.parser = SegiParser.resume(last.next_checkpoint, self.markers)
+            self.parser = SegiParser.make_from_checkpoint(last.next_checkpoint, self.segi_markers)
         self.parser.result_summary = ResultSummary.unpack(last.result_summary)
         self._begin_segment(last.end_cursor, last.next_stdout_begin, last.next_checkpoint, 0)
 
@@ -487,7 +487,7 @@ class RecordedStdout:
             if self.parser.has_pending_input:
                 self.parse_pending()
                 continue
-            content = self._files.read_file(self._file_count)
+            content = self._files.read_referenced_file(self._file_count)
             if content is None:
                 break  # the earlier process had not read it
             self.supply_or_refuse_file(content)
@@ -501,11 +501,11 @@ class RecordedStdout:
         if zlib.crc32(stdout) != source.checksum:
             raise StdoutChanged
         log = EventLog(EventMemory(0), segment.begin_cursor, segment.begin_cursor)
-        again = RecordedStdout(log, self._files, self.markers, self._read_wall_clock)
+        again = RecordedStdout(log, self._files, self.segi_markers, self._read_wall_clock)
         again._drops_new_events = True
         again.stdout_bytes, again._file_count = source.stdout_begin, source.first_file
         if source.checkpoint:
-            again.parser = SegiParser.resume(source.checkpoint, self.markers)
+            again.parser = SegiParser.make_from_checkpoint(source.checkpoint, self.segi_markers)
         marks = self._files.read_batch_marks(source.first_mark, source.end_mark)
         again._replay(marks, source.stdout_end)
         if log.end_cursor != segment.end_cursor or log.segments[0].ring is None:
@@ -521,8 +521,8 @@ class RecordedStdout:
 
     def free_discarded_files(self) -> None:
         """Give back some of the room of discarded events: stdout, and files named there. Blocks."""
-        self._files.remove_files(self.event_log.discarded_file_count)
-        self._files.punch_stdout(self.event_log.discarded_stdout_bytes)
+        self._files.remove_referenced_files(self.event_log.discarded_file_count)
+        self._files.free_stdout_blocks(self.event_log.discarded_stdout_bytes)
 
     def close_files(self) -> None:
         """Close the files; the next use opens them again. No thread may use them."""
@@ -565,7 +565,7 @@ def read_ended_evaluation_events(
 
 
 @attrs.define
-class WallClock:
+class SteadyWallClock:
     """The time of day as if nobody had set it since the evaluation began."""
 
     _read_boot_clock: Callable[[], float]
@@ -602,18 +602,18 @@ class EvaluationEvents:
     - `segment_load_slots`: those of all evaluations (`make_segment_load_slots`).
     - `unread_bytes`: bytes of events on the disk, which count for the caller in `unread_budget`.
     - `stdout`: the parser, once the evaluator has started; it parses evicted segments again.
-    - `on_discard()` is awaited before the files of acknowledged events are given back: no reader
-      may be sent to them after a restart.
+    - `on_freeing_files()` is awaited before the files of acknowledged events are given back: no
+      reader may be sent to them after a restart.
     - `has_lost_events`: whether newest events may be lost that clients have received: after a power
       cut, or with a damaged disk.
     - `has_events_to_restore`: whether clients may have received events, up to the end, that are yet
       to be made again.
     - `keeps_acknowledged_files`: whether acknowledged events keep their files, for the archive.
-    - `reader_count`: the readers' streams, and their requests that wait; `observer_count`: those of
-      observers, which acknowledge nothing.
-    - `page_reader_deadline`: the time, in seconds of the clock, until which a client of pages is
+    - `reader_count`: the readers' streams, and their requests that wait. `read_only_client_count`:
+      those of observers, which acknowledge nothing.
+    - `next_page_deadline`: the time, in seconds of the clock, until which a client of pages is
       expected to ask for the next one.
-    - `was_sent_completely`: whether a stream has sent a reader all events and the end.
+    - `was_streamed_completely`: whether a stream has sent a reader all events and the end.
     """
 
     event_log: EventLog
@@ -624,15 +624,15 @@ class EvaluationEvents:
     _unread_budget: Budget
     stdout: RecordedStdout | None = None
     unread_bytes: int = 0
-    on_discard: Callable[[], Awaitable[object]] = lambda: succeed(None)
+    on_freeing_files: Callable[[], Awaitable[object]] = lambda: succeed(None)
     has_lost_events: bool = False
     has_events_to_restore: bool = False
     keeps_acknowledged_files: bool = False
     reader_wakeup_condition: Condition = attrs.field(factory=Condition)
     reader_count: int = 0
-    observer_count: int = 0
-    page_reader_deadline: float = float("-inf")
-    was_sent_completely: bool = False
+    read_only_client_count: int = 0
+    next_page_deadline: float = float("-inf")
+    was_streamed_completely: bool = False
     _damaged_segments: tuple[EventSegment, ...] = ()
     _loads: SingleFlight[EventSegment, None] = attrs.field(factory=SingleFlight)
     _file_use_count: int = 0  # calls in threads
@@ -789,7 +789,7 @@ class EvaluationEvents:
         if self.stdout is not None and not self._file_use_count:
             self.stdout.close_files()
 
-    async def discard(self) -> None:
+    async def discard_all_events(self) -> None:
         """Discard all events; return when no thread uses the files, which may then be removed."""
         self._is_discarded = True
         self.event_log.discard()
@@ -819,7 +819,7 @@ class EvaluationEvents:
             not (self.keeps_acknowledged_files or self._is_discarded) and stdout.has_discarded_files
         ):
             self.update_unread_bytes()
-            await self.on_discard()
+            await self.on_freeing_files()
             if not self._is_discarded:  # meanwhile
                 await self._use_files(stdout.free_discarded_files)
         self._is_freeing = False  # after an error it stays

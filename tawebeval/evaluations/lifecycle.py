@@ -37,14 +37,14 @@ from tawebeval.core.form import choose_limits
 from tawebeval.deferreds import FairQueue, OneShotEvent, run_in_background
 from tawebeval.errors import EvaluationFailure, EvaluationNotFound, format_size
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.eventlog import EvaluationEvents, WallClock
+from tawebeval.evaluations.eventlog import EvaluationEvents, SteadyWallClock
 from tawebeval.evaluations.run import Run
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 
-STARTER_LOST = EvaluationFailure("lost", "the starter of evaluators has ended; submit again")
+STARTER_FAILURE = EvaluationFailure("lost", "the starter of evaluators has ended; submit again")
 """The failure of an evaluation that cannot go on without the starter."""
 
 log = Logger()
@@ -60,7 +60,7 @@ class Evaluation:
     - `stop_reason`: what becomes the final event; None before a stop.
     - `is_resuming`: whether an earlier process has started the run, and this one has yet to go on
       with it: the row of the earlier process holds.
-    - `handed_over_at`: the time of `hand_over`, in seconds of the clock; None before.
+    - `handed_to_next_daemon_at`: in seconds of the clock; None before that.
     - `cleanup_completion`: set, to the evaluation, when its processes and directories are gone.
     - `build_state`: "running" while it builds the tree, "waiting" while another evaluation does.
     - `on_tree_built(directory)`: what a build (`building`) does with its tree, in a thread, when it
@@ -87,7 +87,7 @@ class Evaluation:
     cancel_start: Callable[[], object] | None = None
     stop_reason: EvaluationFailure | None = None
     is_resuming: bool = False
-    handed_over_at: float | None = None
+    handed_to_next_daemon_at: float | None = None
     cleanup_completion: OneShotEvent[Evaluation] = attrs.field(factory=OneShotEvent)
     build_state: str | None = None
     on_tree_built: Callable[[Path], object] | None = None
@@ -97,7 +97,7 @@ class Evaluation:
     archive_completion: OneShotEvent[None] = attrs.field(factory=OneShotEvent)
     forgotten_state: EvaluationState | None = None
     is_row_deleted: bool = False
-    wall_clock: WallClock = attrs.field(init=False)
+    wall_clock: SteadyWallClock = attrs.field(init=False)
     _since: float = 0.0  # when its state began, in seconds of the clock
     _told_state: EvaluationState | None = None  # before an end that is not told yet
 
@@ -106,7 +106,7 @@ class Evaluation:
         times = details.state_times
         # The clock may have been set back since an earlier process.
         now = max((context.read_wall_clock(), *times.values()))
-        self.wall_clock = WallClock(context.read_boot_clock, now - context.read_boot_clock())
+        self.wall_clock = SteadyWallClock(context.read_boot_clock, now - context.read_boot_clock())
         begun = times.get(details.state.value, times.get("created", now))
         self._since = context.clock.seconds() - max(0.0, now - begun)
         self.events = EvaluationEvents(
@@ -116,7 +116,7 @@ class Evaluation:
             context.worker_threads,
             context.segment_load_slots,
             context.unread_events_budget,
-            on_discard=self.on_discard,
+            on_freeing_files=self.on_freeing_files,
             keeps_acknowledged_files=context.archive is not None and details.archive_record is None,
         )
 
@@ -134,7 +134,7 @@ class Evaluation:
 
         Observers and a callback do not count after the end.
         """
-        is_watched = self.events.observer_count > 0 or self.details.callback is not None
+        is_watched = self.events.read_only_client_count > 0 or self.details.callback is not None
         return self.events.reader_count > 0 or (is_watched and not self.cleanup_completion.is_set)
 
     @property
@@ -162,13 +162,13 @@ class Evaluation:
             failure=details.failure or stop_reason,
             is_cleaned_up=self.cleanup_completion.is_set,
             is_forgotten=self.forgotten_state is not None,
-            markers=None if stdout is None else attrs.astuple(stdout.markers),
-            run=None if run is None else run.make_row(self.handed_over_at),
+            segi_markers=None if stdout is None else attrs.astuple(stdout.segi_markers),
+            run=None if run is None else run.make_row(self.handed_to_next_daemon_at),
             begin_cursor=self.events.event_log.begin_cursor,
             has_lost_events=self.events.has_lost_events,
         )
 
-    async def on_discard(self) -> None:
+    async def on_freeing_files(self) -> None:
         """Store that the files of acknowledged events are about to be given back."""
         self.save()
         await self.context.wait_for_store_flush()
@@ -176,7 +176,7 @@ class Evaluation:
     def stop(self, failure: EvaluationFailure) -> None:
         """End the evaluation; `failure` becomes the final event. No effect after the end.
 
-        After `hand_over` the next process of the daemon ends it, if the reason can still be stored.
+        After `hand_to_next_daemon` the next daemon ends it, if the reason can still be stored.
         """
         if self.stop_reason is None and not self.details.state.has_ended:
             self.stop_reason = failure
@@ -186,11 +186,11 @@ class Evaluation:
                 self.cancel_start()
             self.save()
 
-    def hand_over(self) -> None:
+    def hand_to_next_daemon(self) -> None:
         """Leave the evaluation to the next process of the daemon; answer the clients that wait."""
-        self.handed_over_at = self.context.clock.seconds()
+        self.handed_to_next_daemon_at = self.context.clock.seconds()
         if self.run is not None:
-            self.run.hand_over()
+            self.run.hand_to_next_daemon()
             self.save()
         self.events.reader_wakeup_condition.notify()
 
@@ -246,7 +246,7 @@ class Evaluation:
         self.enter_state(state)
         details.state_times["ended"] = now  # also the time of the error, after a restart
         details.limits = self.limits
-        details.drop_start_fields()
+        details.drop_start_only_fields()
         self.stop_reason = None
         self.save()
 
@@ -258,7 +258,7 @@ class Evaluation:
         self.events.reader_wakeup_condition.notify()
 
     @property
-    def failure_batch(self) -> EventBatch:
+    def failure_event_batch(self) -> EventBatch:
         """The error of an evaluation that has failed; empty for others."""
         error = self.details.failure_event
         return EventBatch(1, error) if error else EMPTY_BATCH
@@ -266,7 +266,7 @@ class Evaluation:
     def append_failure_event(self) -> None:
         """Append the error of an evaluation that has failed, with the time of its end."""
         time_ms = int(self.details.state_times["ended"] * 1000)
-        self.events.event_log.append_batch(self.failure_batch, time_ms)
+        self.events.event_log.append_batch(self.failure_event_batch, time_ms)
 
 
 def run_evaluation_task(
@@ -283,14 +283,14 @@ async def end_evaluation(evaluation: Evaluation, failure: EvaluationFailure | No
     One that is left ends in the next process of the daemon: this one may store nothing any more.
     """
     details = evaluation.details
-    if evaluation.handed_over_at is not None:
+    if evaluation.handed_to_next_daemon_at is not None:
         return
     evaluation.cancel_start = evaluation.run = None
     if evaluation.events.stdout is not None:
         evaluation.events.stdout.drop_parser()
     # Of an evaluation that has not started; otherwise it is in the workspace.
     request = (
-        details.pack_for_rerun()
+        details.pack_request_for_rerun()
         if details.upload_directory and details.should_keep_submission
         else b""
     )
@@ -458,7 +458,7 @@ class EvaluationIndex:
         """Return the caller's evaluation with an `Idempotency-Key`, if there is one."""
         return None if key is None else self._keys.get((caller, key))
 
-    def find_idle_evaluations(self, idle_seconds: float) -> list[Evaluation]:
+    def find_abandoned_evaluations(self, idle_seconds: float) -> list[Evaluation]:
         """Return evaluations that no client has asked for in `idle_seconds`.
 
         The end of an evaluation counts as a request, too. 10,000 evaluations take 0.2 ms.
@@ -497,10 +497,10 @@ class EvaluationIndex:
         if evaluation.details.identifier in self._by_identifier:
             self.ended_evaluations_budget.record_usage(1, evaluation.details.caller)
             evaluation.last_request_time = self._clock.seconds()
-            if evaluation.events.was_sent_completely:
-                self.note_sent(evaluation)
+            if evaluation.events.was_streamed_completely:
+                self.note_streamed(evaluation)
 
-    def note_sent(self, evaluation: Evaluation) -> None:
+    def note_streamed(self, evaluation: Evaluation) -> None:
         """Record that a stream has sent an evaluation to the end, unless it is not cleaned up."""
         details = evaluation.details
         if details.identifier in self._by_identifier and evaluation.cleanup_completion.is_set:
@@ -522,21 +522,21 @@ class EvaluationIndex:
         evaluation.forgotten_state = forgotten_state
         self._on_forgotten(evaluation)
 
-    def find_oldest_sent_evaluation(self, caller: str) -> Evaluation | None:
+    def find_oldest_streamed(self, caller: str) -> Evaluation | None:
         """Return the oldest evaluation of a caller that can be forgotten, None without one.
 
         A stream has sent it to the end, and no client reads it again.
         """
         now = self._clock.seconds()
         for evaluation in self._sent.get(caller, {}).values():
-            deadline = evaluation.events.page_reader_deadline
+            deadline = evaluation.events.next_page_deadline
             if not (evaluation.is_client_waiting or now < deadline):
                 return evaluation
         return None
 
-    def forget_oldest_sent_evaluation(self, caller: str) -> bool:
-        """Forget what `find_oldest_sent_evaluation` returns; return whether there was one."""
-        evaluation = self.find_oldest_sent_evaluation(caller)
+    def forget_oldest_streamed(self, caller: str) -> bool:
+        """Forget what `find_oldest_streamed` returns; return whether there was one."""
+        evaluation = self.find_oldest_streamed(caller)
         if evaluation is not None:
             self.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
         return evaluation is not None

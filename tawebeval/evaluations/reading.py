@@ -185,7 +185,7 @@ class ArchiveReader:
             row = await store.find_archived(identifier)
         if row is None or row.caller != caller:
             raise EvaluationExpired
-        return build_archived_status(row)
+        return build_archived_status_document(row)
 
     async def subscribe(
         self, identifier: str, after_cursor: str | None, caller: str, skip_count: int
@@ -313,17 +313,17 @@ class EventReader:
     def _count_reader(self, evaluation: Evaluation, *, is_observer: bool) -> Iterator[None]:
         """Keep an evaluation while a poll waits or a stream is at work, if that is to keep it."""
         events = evaluation.events
-        events.observer_count += is_observer
+        events.read_only_client_count += is_observer
         events.reader_count += not is_observer
         try:
             yield
         finally:  # also when the client has gone: a reader may ask again
-            events.observer_count -= is_observer
+            events.read_only_client_count -= is_observer
             events.reader_count -= not is_observer
             if not (is_observer and evaluation.details.state.has_ended):
                 evaluation.last_request_time = self._context.clock.seconds()
-            if events.was_sent_completely and not is_observer:
-                self._records.note_sent(evaluation)
+            if events.was_streamed_completely and not is_observer:
+                self._records.note_streamed(evaluation)
             if evaluation.forgotten_state is not None:
                 self._on_reader_left(evaluation)
 
@@ -338,7 +338,7 @@ class EventReader:
             finally:
                 self.subscriptions.remove(subscription)
             if subscription.has_ended and not is_observer:
-                evaluation.events.was_sent_completely = True
+                evaluation.events.was_streamed_completely = True
 
     def subscribe(
         self,
@@ -409,17 +409,17 @@ class EventReader:
         Raises: ServerStopping, if the evaluation is left to the next process, which forgets it.
         """
         if not is_observer and identifier in self._records:
-            if self._records[identifier].handed_over_at is not None:
+            if self._records[identifier].handed_to_next_daemon_at is not None:
                 raise ServerStopping
             if self._records[identifier].events.event_log.has_ended:  # else it was read to a damage
                 self._records.forget_evaluation(identifier, EvaluationState.DRAINED)
         return make_empty_last_page()
 
     def _expect_next_page(self, evaluation: Evaluation) -> None:
-        evaluation.events.page_reader_deadline = self._context.clock.seconds() + _NEXT_PAGE
+        evaluation.events.next_page_deadline = self._context.clock.seconds() + _NEXT_PAGE
 
 
-def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str, Any]:
+def build_status_document(evaluation: Evaluation, queue_position: int | None) -> dict[str, Any]:
     """Return the status document of an evaluation as a JSON object; null is for unknown values.
 
     `queue_position` is the number of evaluations before this one in the queue, None outside of it.
@@ -439,7 +439,7 @@ def build_status(evaluation: Evaluation, queue_position: int | None) -> dict[str
     return document
 
 
-def build_archived_status(details: EvaluationDetails) -> dict[str, Any]:
+def build_archived_status_document(details: EvaluationDetails) -> dict[str, Any]:
     """Return the status document of an archived evaluation; all events can be read."""
     assert details.limits is not None, "it has ended"
     assert details.archive_record is not None, "it is archived"
@@ -639,11 +639,11 @@ def _parse_time(parameters: Mapping[str, str], name: str) -> float | None:
     )
 
 
-MAX_LISTED_EVALUATIONS = 100  # evaluations in one answer, at most
-MAX_LISTED_BYTES = 64 * 1024  # from which no further evaluation follows in an answer: 1 ms
+MAX_PAGE_EVALUATIONS = 100  # evaluations in one answer, at most
+MAX_LIST_PAGE_BYTES = 64 * 1024  # from which no further evaluation follows in an answer: 1 ms
 # Evaluations that a filter examines for one answer, at most: of the archive 4 ms in a thread, if
 # each row is large.
-MAX_EVALUATIONS_EXAMINED_PER_TURN = 100
+MAX_EVALUATIONS_EXAMINED_PER_PAGE = 100
 
 
 @attrs.define
@@ -664,7 +664,7 @@ class EvaluationLister:
     ) -> ListPage:
         """Return up to 100 evaluations of `callers`, or `max_count`, accepted after a cursor.
 
-        `reader` is the caller that asks. There are fewer beyond `MAX_LISTED_BYTES`. None and the
+        `reader` is the caller that asks. There are fewer beyond `MAX_LIST_PAGE_BYTES`. None and the
         empty cursor stand for the start of the list. A filter examines a bounded number of
         evaluations in one call, so there may be fewer, or none. Raises: InvalidCursor; ServerBusy,
         if the disk of the archive does not answer.
@@ -673,9 +673,9 @@ class EvaluationLister:
         newest = self._records.last_sequence_number
         if number > newest:
             raise make_invalid_cursor_error(str(number))
-        size = max_count or MAX_LISTED_EVALUATIONS
+        size = max_count or MAX_PAGE_EVALUATIONS
         examined = (
-            size if evaluation_filter == MATCH_ALL_FILTER else MAX_EVALUATIONS_EXAMINED_PER_TURN
+            size if evaluation_filter == MATCH_ALL_FILTER else MAX_EVALUATIONS_EXAMINED_PER_PAGE
         )
         present = [
             evaluation.client_visible_details
@@ -701,7 +701,7 @@ class EvaluationLister:
             )
         found |= {one.sequence_number: _make_entry(one, evaluation_filter) for one in present}
         entries: list[ListEntry] = []
-        end, bytes_left = None, MAX_LISTED_BYTES
+        end, bytes_left = None, MAX_LIST_PAGE_BYTES
         for one, following in pairwise((*sorted(found)[: examined + 1], None)):
             assert one is not None, "only the last is None"
             entry = found[one]
@@ -715,17 +715,17 @@ class EvaluationLister:
                 break
         return ListPage(end, entries)
 
-    async def list_standings(
+    async def list_caller_standings(
         self, reader: str, callers: Collection[str], after_cursor: str, problem: str | None
     ) -> ListPage:
         """Return standings of callers, in all problems or one; `reader` is the caller that asks."""
         caller, _, name = after_cursor.partition("/")
         if self._store is None:
             return ListPage(None, [])
-        found, end = await self._store.list_standings(
+        found, end = await self._store.list_caller_standings(
             reader, callers, (caller, name), problem, _make_standing_entry
         )
-        entries, bytes_left = [], MAX_LISTED_BYTES
+        entries, bytes_left = [], MAX_LIST_PAGE_BYTES
         for place, entry in found:
             entries.append(entry)
             bytes_left -= len(entry.encoded_json)
@@ -758,10 +758,10 @@ def _make_entry(details: EvaluationDetails, wanted: EvaluationFilter) -> ListEnt
     return ListEntry.make_from_document(build_list_entry(details))
 
 
-MAX_LISTED_CONTENT_BYTES = 256 * 1024
+MAX_SHOWN_SUBMISSION_BYTES = 256 * 1024
 """Bytes of the files in one answer, in all; a file beyond them is named without its content."""
 
-MAX_LISTED_FILES = 1000
+MAX_SHOWN_SUBMISSION_FILES = 1000
 """Files in one answer, at most."""
 
 # In JSON six bytes each; and no editor shows them.
@@ -772,7 +772,7 @@ def read_submitted_files(directories: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the files below the first of `directories` that exists: FIELD/FILENAME.
 
     Each has `field`, `filename`, `size` in bytes and either `text` or `base64`, or neither if it is
-    beyond `MAX_LISTED_CONTENT_BYTES`. Blocks. Raises: OSError; FileNotFoundError, if none exists.
+    beyond `MAX_SHOWN_SUBMISSION_BYTES`. Blocks. Raises: OSError; FileNotFoundError, if none exists.
     """
     for directory in directories[:-1]:
         with suppress(FileNotFoundError):
@@ -781,9 +781,9 @@ def read_submitted_files(directories: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _read_directory(directory: Path) -> list[dict[str, Any]]:
-    left = MAX_LISTED_CONTENT_BYTES
+    left = MAX_SHOWN_SUBMISSION_BYTES
     files = []
-    for path in islice(_list_files(directory), MAX_LISTED_FILES):
+    for path in islice(_list_files(directory), MAX_SHOWN_SUBMISSION_FILES):
         with _open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             document = {"field": path.parent.name, "filename": path.name, "size": size}

@@ -153,7 +153,7 @@ class Run(ProcessProtocol):
                 file.field: str(view.translate_path(workspace.locate_submitted_file(file)))
                 for file in request.submission
             },
-            markers=self._stdout.markers,
+            markers=self._stdout.segi_markers,
         )
         return sandboxed.start_evaluator(request.evaluator_cmd, environment, directory)
 
@@ -221,7 +221,7 @@ class Run(ProcessProtocol):
             make_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)
         )
 
-    def hand_over(self) -> None:
+    def hand_to_next_daemon(self) -> None:
         """Leave the process to the next process of the daemon."""
         self._process.detach()
         self._stop_clock()
@@ -381,7 +381,7 @@ class Run(ProcessProtocol):
         threads = self._context.worker_threads
         try:
             content = await self._read_referenced_file(wanted.path)
-            await threads.run_in_thread(self._stdout.store_file, content)
+            await threads.run_in_thread(self._stdout.store_referenced_file, content)
         except Exception as error:  # noqa: BLE001  (whatever the defect is)
             step: Callable[[], object] = Failure(error).raiseException
         else:
@@ -504,14 +504,14 @@ class Run(ProcessProtocol):
         """The tail of stderr, as text."""
         return self.result.stderr_text
 
-    def make_row(self, handed_over_at: float | None) -> RunRow:
+    def make_row(self, handed_to_next_daemon_at: float | None) -> RunRow:
         """Return what another process of the daemon needs to go on with the run."""
         return RunRow(
             self._process.pid,
             self._process.start_time_ticks,
             str(self.checkout.path),
             self.deadline,
-            handed_over_at,
+            handed_to_next_daemon_at,
             self.sandboxed.describe_for_resume(),
         )
 

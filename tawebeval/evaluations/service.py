@@ -45,7 +45,7 @@ from tawebeval.evaluations.reading import (
     ArchiveReader,
     EvaluationLister,
     EventReader,
-    build_status,
+    build_status_document,
     read_submitted_files,
 )
 from tawebeval.evaluations.starting import (
@@ -53,7 +53,7 @@ from tawebeval.evaluations.starting import (
     queue_evaluation,
     read_all_events,
     requeue_evaluation,
-    restore_events,
+    restore_ended_evaluation_events,
     resume_run,
 )
 from tawebeval.evaluations.store import EvaluationDetails
@@ -315,7 +315,7 @@ class EvaluationRegistry:
         self.check_not_stopping()
         for budget in self._list_budgets():
             if budget.is_used_up and not any(
-                self.records.find_oldest_sent_evaluation(caller) for caller in budget.used_by_caller
+                self.records.find_oldest_streamed(caller) for caller in budget.used_by_caller
             ):
                 raise ServerBusy(budget.total_refusal_message, budget.retry_after)
         self._check_queue(ANONYMOUS_CALLER, should_schedule_retry=False)
@@ -344,13 +344,11 @@ class EvaluationRegistry:
     def _forget_sent(self, budget: Budget, _: int, caller: str | None) -> bool:
         """Forget evaluations that a stream has sent to the end until another one has room."""
         if caller is not None:
-            while budget.is_quota_used_up(caller) and self.records.forget_oldest_sent_evaluation(
-                caller
-            ):
+            while budget.is_quota_used_up(caller) and self.records.forget_oldest_streamed(caller):
                 pass
             return not budget.is_quota_used_up(caller)
         for name in budget.list_callers():
-            while self.records.forget_oldest_sent_evaluation(name):
+            while self.records.forget_oldest_streamed(name):
                 if not budget.is_used_up:
                     return True
         return False
@@ -468,7 +466,7 @@ class EvaluationRegistry:
         if state.has_ended:
             if details.is_cleaned_up or upload is None:
                 details.upload_directory = None
-            restore_events(evaluation)
+            restore_ended_evaluation_events(evaluation)
             if details.is_cleaned_up:
                 evaluation.cleanup_completion.set_value(evaluation)
             else:
@@ -547,7 +545,8 @@ class EvaluationRegistry:
         if callback is None or callback.state.is_final:
             return
         callback.state = CallbackState.PENDING
-        callback.document = callback.document or encode_compact_json(build_status(evaluation, None))
+        if not callback.document:
+            callback.document = encode_compact_json(build_status_document(evaluation, None))
 
         async def store() -> None:
             evaluation.save()
@@ -604,7 +603,7 @@ class EvaluationRegistry:
                     raise
 
         begin = evaluation.wall_clock.read()
-        final_status = {"status": build_status(evaluation, None)}
+        final_status = {"status": build_status_document(evaluation, None)}
         workspace = evaluation.workspace if details.has_kept_submission else None
         await archive.store_evaluation(
             EndedEvaluation(
@@ -653,7 +652,7 @@ class EvaluationRegistry:
     async def _remove(self, evaluation: Evaluation) -> None:
         assert evaluation.forgotten_state is not None, "it is forgotten"
         evaluation.enter_state(evaluation.forgotten_state)
-        await evaluation.events.discard()
+        await evaluation.events.discard_all_events()
         evaluation.save()
         # A row without files would be a loss; no client waits for it.
         await self.context.wait_for_store_flush(starts_now=False)
@@ -759,7 +758,7 @@ class EvaluationRegistry:
         evaluation = self.records.find_evaluation(identifier, caller, is_reader=False)
         if evaluation is None:
             raise EvaluationExpired
-        return build_status(evaluation, self.run_queue.find_waiter_position(identifier))
+        return build_status_document(evaluation, self.run_queue.find_waiter_position(identifier))
 
     async def read_status(self, identifier: str, caller: str) -> dict[str, Any]:
         """Return the status document, also of an archived evaluation. Raises: as `get_status`."""
@@ -773,16 +772,16 @@ class EvaluationRegistry:
     def expire_evaluations(self) -> None:
         """Forget evaluations that no client asks for. To be called about once a second."""
         seconds = self.context.configuration.evaluations.retain
-        for evaluation in self.records.find_idle_evaluations(seconds):
+        for evaluation in self.records.find_abandoned_evaluations(seconds):
             if not evaluation.cleanup_completion.is_set:
                 evaluation.stop_as_abandoned()
             self.records.forget_evaluation(evaluation.details.identifier, EvaluationState.EXPIRED)
 
-    def hand_over_evaluations(self) -> None:
+    def hand_all_to_next_daemon(self) -> None:
         """Accept nothing more, and answer the clients that wait: another process goes on."""
         self.stop_accepting_evaluations()
         for evaluation in {*self.records, *self._alive.values()}:
-            evaluation.hand_over()
+            evaluation.hand_to_next_daemon()
 
     def end_drain_early(self) -> None:
         """End the time that `drain_and_close` gives to running evaluations."""
@@ -822,7 +821,7 @@ class EvaluationRegistry:
         for evaluation in self._alive.values():
             words = "{evaluation}: its end takes too long; the next start goes on with it"
             log.warn(words, evaluation=evaluation.details.log_name)
-            evaluation.hand_over()
+            evaluation.hand_to_next_daemon()
         return had_any
 
     def _stop_alive(self, is_chosen: Callable[[Evaluation], bool]) -> None:

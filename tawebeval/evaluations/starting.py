@@ -62,10 +62,10 @@ def queue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     log.info(
         "{evaluation}: {state}; caller {caller!r}, commit {commit}", **make_log_fields(details)
     )
-    start_in_background(evaluation, slots)
+    start_evaluation(evaluation, slots)
 
 
-def start_in_background(evaluation: Evaluation, slots: FairQueue) -> None:
+def start_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     """Fetch the commit, wait for a run slot and start the evaluator. On failure, end."""
     evaluation.slot_queue = slots
     start = _Start(evaluation, slots)
@@ -93,7 +93,7 @@ def requeue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     elif upload is not None and upload.exists() and _is_damaged(upload, details.request.submission):
         run_evaluation_task(evaluation, end_evaluation(evaluation, _DAMAGED_UPLOAD))
     else:
-        start_in_background(evaluation, slots)
+        start_evaluation(evaluation, slots)
 
 
 def _is_damaged(upload: Path, submission: Sequence[SubmissionFile]) -> bool:
@@ -157,7 +157,7 @@ class _Start:
         details.set_commit(checkout.commit)
         self._fix_environment()
         checkout = await self._use_build(checkout)
-        if evaluation.handed_over_at is not None:
+        if evaluation.handed_to_next_daemon_at is not None:
             return  # the next process of the daemon starts it
         details.limits = evaluation.limits
         sandboxed = make_sandboxed_run(evaluation, checkout)
@@ -273,7 +273,7 @@ class _Start:
         evaluation, context = self._evaluation, self._evaluation.context
 
         def start(build: Evaluation) -> None:
-            start_in_background(build, FairQueue(1))
+            start_evaluation(build, FairQueue(1))
 
         build = partial(build_tree, evaluation, plan, checkout, start)
         ended = context.running_builds[plan.key] = OneShotEvent()
@@ -316,9 +316,9 @@ class _Start:
         workspace.create_directories(details.upload_directory, sandboxed.workspace_view)
         details.upload_directory = None
         if details.should_keep_submission:
-            workspace.request_file.write_bytes(details.pack_for_rerun())
+            workspace.request_file.write_bytes(details.pack_request_for_rerun())
         directory = workspace.locate_working_directory(details.request.directory, checkout.path)
-        open_stdout(evaluation, markers)
+        open_recorded_stdout(evaluation, markers)
         run = make_run(evaluation, checkout, sandboxed)
         if evaluation.stop_reason is not None:
             raise evaluation.stop_reason
@@ -342,7 +342,7 @@ class _Start:
         evaluation.cancel_start = None
         run.sandboxed.connect_process(run, started)
         evaluation.run = run
-        evaluation.details.drop_start_fields()
+        evaluation.details.drop_start_only_fields()
         evaluation.enter_state(EvaluationState.RUNNING)
         supervise_run(evaluation, run)
         if evaluation.context.store is not None:
@@ -383,7 +383,7 @@ def _list_job_settings(
     return [each.runner for each in chosen if each is not None]
 
 
-def open_stdout(evaluation: Evaluation, markers: Markers) -> RecordedStdout:
+def open_recorded_stdout(evaluation: Evaluation, markers: Markers) -> RecordedStdout:
     """Open the files of the events of an evaluation. Blocks. Raises: OSError."""
     stdout = evaluation.events.stdout = RecordedStdout(
         evaluation.events.event_log,
@@ -401,7 +401,7 @@ def make_run(
     sandboxed: SandboxedRun,
     deadline: float | None = None,
 ) -> Run:
-    """Return the run, after `open_stdout`, which is not connected to a process yet."""
+    """Return the run, after `open_recorded_stdout`, which is not connected to a process yet."""
     return Run(
         evaluation.context,
         evaluation.details,
@@ -446,19 +446,19 @@ _OTHER_RUNNER = EvaluationFailure(
 )
 
 
-def restore_events(evaluation: Evaluation) -> None:
+def restore_ended_evaluation_events(evaluation: Evaluation) -> None:
     """Make the events of an evaluation that has ended again. Blocks, hardly."""
     event_log, details = evaluation.events.event_log, evaluation.details
     reason: object = "the files have fewer events than the row"
-    if details.markers is not None:
+    if details.segi_markers is not None:
         try:
-            stdout = open_stdout(evaluation, Markers(*details.markers))
+            stdout = open_recorded_stdout(evaluation, Markers(*details.segi_markers))
             stdout.restore(has_ended=True)
             stdout.drop_parser()
         except (StdoutChanged, OSError, ValueError) as error:
             reason = error
     # Otherwise the failure says already that events are lost, or none is.
-    is_lost = event_log.end_cursor + evaluation.failure_batch.count < details.end_cursor
+    is_lost = event_log.end_cursor + evaluation.failure_event_batch.count < details.end_cursor
     if is_lost:
         words = "{evaluation}: events are lost: {reason!r}"
         log.error(words, evaluation=details.log_name, reason=reason)
@@ -477,7 +477,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
     daemon without an archive has given them back.
     """
     details, event_log, cursor = evaluation.details, evaluation.events.event_log, 0
-    final, time_ms = evaluation.failure_batch, int(details.state_times["ended"] * 1000)
+    final, time_ms = evaluation.failure_event_batch, int(details.state_times["ended"] * 1000)
     if evaluation.events.stdout is None:
         ring = EventRing()
         ring.append_batch(final, time_ms)
@@ -486,7 +486,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
     try:
         for ring in read_ended_evaluation_events(
             evaluation.workspace.output_directory,
-            evaluation.events.stdout.markers,
+            evaluation.events.stdout.segi_markers,
             final,
             time_ms,
             max_output=evaluation.limits.output,
@@ -516,8 +516,8 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
         assert row is not None, "the evaluator runs"
         checkout = evaluation.checkout = resume_checkout(commit, Path(row.checkout_path))
         sandboxed = make_sandboxed_run(evaluation, checkout)
-        assert evaluation.details.markers is not None, "made before the start"
-        restored = open_stdout(evaluation, Markers(*evaluation.details.markers))
+        assert evaluation.details.segi_markers is not None, "made before the start"
+        restored = open_recorded_stdout(evaluation, Markers(*evaluation.details.segi_markers))
         restored.restore()
         evaluation.wall_clock.advance(restored.read_last_batch_time())
         _acknowledge_again(evaluation)
@@ -568,8 +568,8 @@ def _connect(
     if sandboxed.has_external_queue is not _is_on_cluster(found):
         raise _OTHER_RUNNER
     deadline = found.monotonic_deadline
-    if deadline is not None and found.handed_over_at is not None:
-        deadline += max(0.0, evaluation.context.clock.seconds() - found.handed_over_at)
+    if deadline is not None and found.handed_to_next_daemon_at is not None:
+        deadline += max(0.0, evaluation.context.clock.seconds() - found.handed_to_next_daemon_at)
     run = make_run(evaluation, checkout, sandboxed, deadline)
     left = ResumableProcess(
         found.sandbox_description, found.pid, found.start_time_ticks, stdout.stdout_bytes

@@ -4,8 +4,8 @@ A change costs the reactor the packing of the row, about 5 microseconds. One thr
 waits in one transaction: a process that is killed loses nothing that was committed, a power cut at
 most the last moments. Only the newest row of each evaluation waits.
 
-When the disk is full or fails, changes wait and are tried again every `RETRY_SECONDS`; what runs
-goes on, and new evaluations are refused. So at most one row waits for each evaluation that the
+When the disk is full or fails, changes wait and are tried again every `WRITE_RETRY_SECONDS`; what
+runs goes on, and new evaluations are refused. So at most one row waits for each evaluation that the
 daemon has, and one deletion for each that it had when the disk began to fail.
 
 The files, all of them closed to other users:
@@ -103,15 +103,16 @@ class RunRow(msgspec.Struct, omit_defaults=True):
       the boot (proc(5)), by which a process of a later boot, or with a reused PID, is told apart.
     - `sandbox_description`: what the kind of sandbox needs to go on with the run.
     - `monotonic_deadline`: the end of `limits.wall_clock`, in seconds of that clock; None while a
-      cluster tells why its job was lost. `handed_over_at`: when the daemon has left it to the next
-      process, None after a kill: the time until that goes on does not count.
+      cluster tells why its job was lost.
+    - `handed_to_next_daemon_at`: None after a kill; the time until that daemon goes on does not
+      count.
     """
 
     pid: int
     start_time_ticks: int
     checkout_path: str
     monotonic_deadline: float | None
-    handed_over_at: float | None = None
+    handed_to_next_daemon_at: float | None = None
     sandbox_description: dict[str, Any] = {}
 
 
@@ -147,7 +148,7 @@ class EvaluationDetails:
     `Evaluation.make_row` sets these members of the row:
 
     - `is_forgotten`: whether the registry has forgotten it; the archive may still need it.
-    - `markers`: those of stdout (`core.segi`), None before the start.
+    - `segi_markers`: those of stdout (`core.segi`), None before the start.
     - `run`: None unless the evaluator runs.
     - `begin_cursor`: the acknowledged cursor. `end_cursor`: the cursor at the end, 0 before.
     - `has_lost_events`: whether clients may have received newest events that are lost.
@@ -184,7 +185,7 @@ class EvaluationDetails:
     is_directory_removed: bool = False
     is_cleaned_up: bool = False
     is_forgotten: bool = False
-    markers: tuple[bytes, bytes, bytes, bytes] | None = None
+    segi_markers: tuple[bytes, bytes, bytes, bytes] | None = None
     run: RunRow | None = None
     begin_cursor: int = 0
     end_cursor: int = 0
@@ -218,7 +219,7 @@ class EvaluationDetails:
         """The form; after the start without the fields that only a start needs."""
         return unpack_request(self.packed_request)
 
-    def drop_start_fields(self) -> None:
+    def drop_start_only_fields(self) -> None:
         """Drop the fields of the request that only a start needs."""
         self.packed_request = pack_request(self.request.drop_start_only_fields())
 
@@ -232,7 +233,7 @@ class EvaluationDetails:
         if self.request.commit_oid != commit.oid:
             self.set_request_commit_oid(commit.oid)
 
-    def pack_for_rerun(self) -> bytes:
+    def pack_request_for_rerun(self) -> bytes:
         """Return the packed request with the seed in use; the callback was for this run."""
         return pack_request(
             attrs.evolve(
@@ -308,7 +309,7 @@ def _make_decoder(kind: type[T]) -> Callable[[bytes], T]:
 
 
 unpack_evaluation = _make_decoder(EvaluationDetails)
-unpack_link = _make_decoder(EvaluationLinksRow)
+unpack_links = _make_decoder(EvaluationLinksRow)
 
 
 _FAILED = -1e17  # points of a bad end: less than any score
@@ -323,11 +324,11 @@ STORE_FORMAT = 4
 MAX_DAMAGED_DATABASES = 3
 """Damaged databases that are kept, at most; the oldest are removed."""
 
-Table = Literal["evaluations", "links"]
-Values = tuple[Any, ...]
-Changes = dict[tuple[Table, str], Values | None]
+TableName = Literal["evaluations", "links"]
+ColumnValues = tuple[Any, ...]
+RowChanges = dict[tuple[TableName, str], ColumnValues | None]
 
-_SCHEMA = """
+_SCHEMA = f"""
 BEGIN;
 CREATE TABLE evaluations (
     name TEXT PRIMARY KEY,             -- the identifier
@@ -350,7 +351,7 @@ CREATE INDEX standings ON evaluations (caller, problem, submitted, sequence_numb
     WHERE problem IS NOT NULL;
 CREATE INDEX ended ON evaluations (ended, caller) WHERE archived_bytes IS NOT NULL;
 CREATE TABLE links (name TEXT PRIMARY KEY, row BLOB NOT NULL, checksum INTEGER NOT NULL);
-PRAGMA user_version = 4;
+PRAGMA user_version = {STORE_FORMAT};
 COMMIT;
 """
 _NEXT_PROBLEM = "SELECT min(problem) FROM evaluations WHERE caller = ? AND problem > ?"
@@ -370,7 +371,7 @@ SELECT tries, cell.ended, (
     SELECT max(submitted) FROM evaluations WHERE caller = ?1 AND problem = ?2
 ), row, checksum FROM cell JOIN evaluations USING (name)
 """  # noqa: S608
-MAX_STANDINGS = 50
+MAX_STANDINGS_PER_PAGE = 50
 """Standings in one answer, at most: each takes a thread 0.1 ms, and 1 ms for 1,000 evaluations."""
 _MAX_STANDINGS_SECONDS = 0.02  # after which no other one follows: commits wait for an answer
 _WAIT = 2.0  # seconds for which a transaction waits for that of another program
@@ -414,7 +415,7 @@ def _unpack(unpack: Callable[[bytes], T], row: bytes, checksum: int) -> T:
         raise DamagedRow(str(error)) from None
 
 
-RETRY_SECONDS = 5
+WRITE_RETRY_SECONDS = 5
 """Seconds between two attempts to write while the disk is full or fails."""
 SAVE_DELAY_SECONDS = 0.05
 """Seconds until a change is written that nobody waits for, if no other one is before.
@@ -440,7 +441,7 @@ class EvaluationStore:
     transaction_count: int = 0
     _lock: int = -1
     _connection: sqlite3.Connection = attrs.field(init=False)
-    _waiting: Changes = attrs.field(factory=dict)
+    _waiting: RowChanges = attrs.field(factory=dict)
     _flushing: list[Deferred[None]] = attrs.field(factory=list)
     _is_writing: bool = False
     _is_closed: bool = False
@@ -542,21 +543,21 @@ class EvaluationStore:
         )
         return max(number or 0 for (number,) in found)
 
-    def load_live(self) -> list[EvaluationDetails]:
+    def load_live_rows(self) -> list[EvaluationDetails]:
         """Return the rows that not only the archive needs, in the order of their numbers."""
         return list(self._load("evaluations", unpack_evaluation).values())
 
     def load_links(self) -> dict[str, EvaluationLinksRow]:
         """Return the links by the identifiers of their evaluations."""
-        return self._load("links", unpack_link)
+        return self._load("links", unpack_links)
 
-    def _load(self, table: Table, unpack: Callable[[bytes], T]) -> dict[str, T]:
+    def _load(self, table: TableName, unpack: Callable[[bytes], T]) -> dict[str, T]:
         """Return the rows of a table by name, the live evaluations in the order of their numbers.
 
         A damaged row is logged and deleted. A damaged file is set aside, and the result is empty.
         """
         found: dict[str, T] = {}
-        damaged: Changes = {}
+        damaged: RowChanges = {}
         query = f"SELECT name, row, checksum FROM {table}"  # noqa: S608
         if table == "evaluations":
             query += " WHERE is_live ORDER BY sequence_number"
@@ -616,11 +617,11 @@ class EvaluationStore:
         """Delete the row of an evaluation, if there is one."""
         self._change("evaluations", identifier, None)
 
-    def save_link(self, identifier: str, link: EvaluationLinksRow | None) -> None:
+    def save_links(self, identifier: str, link: EvaluationLinksRow | None) -> None:
         """Write the links of an evaluation in place of the present ones; None deletes them."""
         self._change("links", identifier, link)
 
-    def _change(self, table: Table, name: str, row: msgspec.Struct | None) -> None:
+    def _change(self, table: TableName, name: str, row: msgspec.Struct | None) -> None:
         packed = b"" if row is None else pack_row(row)
         values = None if row is None else (name, packed, zlib.crc32(packed))
         self._waiting[table, name] = values
@@ -701,7 +702,7 @@ class EvaluationStore:
             if self._waiting:
                 self._write_soon()
 
-    def _write_changes(self, changes: Changes) -> None:
+    def _write_changes(self, changes: RowChanges) -> None:
         """Write rows, or delete those whose values are None, in one transaction.
 
         The values are those of all columns, the name first. Raises: sqlite3.Error.
@@ -724,14 +725,14 @@ class EvaluationStore:
         if problem is not None and not had_problem:
             log.error(
                 "{problem}; until then new evaluations are refused, and changes of the others are"
-                f" tried again every {RETRY_SECONDS} seconds",
+                f" tried again every {WRITE_RETRY_SECONDS} seconds",
                 problem=self.write_failure_reason,
             )
         elif problem is None and had_problem:
             log.info("{path} can be written again", path=path)
         self._cancel_attempt()
         if problem is not None:
-            self._next_attempt = self._clock.callLater(RETRY_SECONDS, self._start_writing)
+            self._next_attempt = self._clock.callLater(WRITE_RETRY_SECONDS, self._start_writing)
 
     def _cancel_attempt(self) -> None:
         if self._next_attempt is not None and self._next_attempt.active():
@@ -780,7 +781,7 @@ class EvaluationStore:
 
         return await self._lists.run_in_turn(reader, partial(self._read, list_rows))
 
-    async def list_standings(
+    async def list_caller_standings(
         self,
         reader: str,
         callers: Iterable[str],
@@ -791,8 +792,8 @@ class EvaluationStore:
         """Return entries of standings by caller and problem, in this order, from `after` on.
 
         They are those of the callers and, unless it is None, of `problem`. There are up to
-        `MAX_STANDINGS`, and fewer if they take long. The second value is where the next part
-        begins, None at the end. `make_entry` is called in a thread. Readers take turns, as at
+        `MAX_STANDINGS_PER_PAGE`, and fewer if they take long. The second value is where the next
+        part begins, None at the end. `make_entry` is called in a thread. Readers take turns, as at
         lists.
         """
 
@@ -809,7 +810,7 @@ class EvaluationStore:
                     else:
                         standing = Standing(caller, name, tries, ended, last, best)
                         found.append(((caller, name), make_entry(standing)))
-                if count >= MAX_STANDINGS or monotonic() >= deadline:
+                if count >= MAX_STANDINGS_PER_PAGE or monotonic() >= deadline:
                     return found, (caller, name)
             return found, None
 

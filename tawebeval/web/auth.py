@@ -538,7 +538,7 @@ class EvaluationLinks:
             self.links_by_evaluation[identifier] = linked
         else:
             self._rate.drop_bucket(identifier)
-        self._store.save_link(identifier, linked)
+        self._store.save_links(identifier, linked)
 
 
 def find_link(query: Query, authorization: Sequence[bytes]) -> str | None:

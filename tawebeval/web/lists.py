@@ -43,7 +43,7 @@ from tawebeval.errors import (
     ServerBusy,
     TawebevalError,
 )
-from tawebeval.evaluations.reading import MAX_LISTED_EVALUATIONS, is_filter_parameter, parse_filter
+from tawebeval.evaluations.reading import MAX_PAGE_EVALUATIONS, is_filter_parameter, parse_filter
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.pinned_agent import (
@@ -117,7 +117,7 @@ class EvaluationLists:
         after = get_query_argument(request.query, "after") or ""
         wanted = parse_filter(get_query_arguments(request.query, lambda name: name == "problem"))
         callers = _choose_callers(request, callers)
-        listing = await self._registry.lister.list_standings(
+        listing = await self._registry.lister.list_caller_standings(
             request.token.caller, callers, after, wanted.problem
         )
         return _make_page(after, listing)
@@ -151,12 +151,12 @@ class EvaluationLists:
         after: str,
         parameters: Mapping[str, str],
     ) -> dict[str, Any]:
-        """Return the list over all daemons: a part of each, `MAX_LISTED_EVALUATIONS` in all."""
+        """Return the list over all daemons: a part of each, `MAX_PAGE_EVALUATIONS` in all."""
         service = self._registry.context.configuration.service
         own, others = service.name, service.other_daemons
         before = MergedListCursor.parse(after, (own, *others))
         cursors = before.find_unfinished_cursors((own, *others))
-        limit = max(1, MAX_LISTED_EVALUATIONS // max(1, len(cursors)))
+        limit = max(1, MAX_PAGE_EVALUATIONS // max(1, len(cursors)))
         parts: dict[str, ListPage] = {}
         if own in cursors:
             with suppress(ServerBusy):  # its archive's disk does not answer: then it is away, too
@@ -285,10 +285,10 @@ def _parse_own_limit(request: ApiRequest) -> int | None:
     text = get_header(request.requestHeaders, SINGLE_DAEMON_LIST_HEADER)
     if text is None:
         return None
-    if not WHOLE_NUMBER_REGEX.fullmatch(text) or not 0 < int(text) <= MAX_LISTED_EVALUATIONS:
+    if not WHOLE_NUMBER_REGEX.fullmatch(text) or not 0 < int(text) <= MAX_PAGE_EVALUATIONS:
         raise MalformedRequest(
             f"{SINGLE_DAEMON_LIST_HEADER}: {text[:80]!r} is not a number from 1 to"
-            f" {MAX_LISTED_EVALUATIONS}"
+            f" {MAX_PAGE_EVALUATIONS}"
         )
     return int(text)
 

@@ -89,7 +89,7 @@ class Player:
         player = Player(self._stdout, self._markers)
         player.events += self.events
         player.fed = number
-        player.parser = SegiParser.resume(
+        player.parser = SegiParser.make_from_checkpoint(
             packed, self._markers, max_value=MAX_VALUE, max_file=MAX_FILE
         )
         player.parser.result_summary = ResultSummary.unpack(self.parser.result_summary.pack())
@@ -200,7 +200,9 @@ class CutTests(SynchronousTestCase):
     def test_malformed_checkpoint_is_refused(self) -> None:
         for packed in (b"", b"\x90", b"\xff" * 9, ResultSummary().pack()):
             with self.assertRaises(msgspec.DecodeError):
-                SegiParser.resume(packed, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE)
+                SegiParser.make_from_checkpoint(
+                    packed, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE
+                )
 
 
 class ResumeDistanceTests(SynchronousTestCase):
@@ -220,7 +222,9 @@ class ResumeDistanceTests(SynchronousTestCase):
                 self.assertLessEqual(fed - number, bound)
                 self.assertLess(len(packed), MAX_STATE)
                 settle(parser)
-            again = SegiParser.resume(packed, MARKERS, max_value=limit, max_file=limit)
+            again = SegiParser.make_from_checkpoint(
+                packed, MARKERS, max_value=limit, max_file=limit
+            )
             again.feed((start + chunk * (fed // size + 1))[number:fed])
             settle(again)
             for tail in (b"\n~DE\n", b"\n~FE\nx"):

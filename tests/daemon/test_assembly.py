@@ -322,7 +322,7 @@ class ServiceTests(SynchronousTestCase):
         listening: list[int] = []
         self.patch(
             evaluations.registry,
-            "hand_over_evaluations",
+            "hand_all_to_next_daemon",
             lambda: listening.append(len(daemon._list_listeners())),
         )
         self.successResultOf(daemon.stopService())

@@ -24,7 +24,7 @@ from tawebeval.deferreds import FairQueue, OneShotEvent
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.building import plan_build
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.reading import build_status
+from tawebeval.evaluations.reading import build_status_document
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.sandbox.base import Environment
@@ -50,7 +50,7 @@ class ChosenEnvironmentTests(EvaluationTestCase):
         self.begin()
 
     def document(self) -> Any:
-        return build_status(self.evaluation, None)["environment"]
+        return build_status_document(self.evaluation, None)["environment"]
 
     def test_run_has_the_chosen_environment(self) -> None:
         self.choose("java", java=self.settings)
@@ -94,7 +94,7 @@ class HandOverTests(EvaluationTestCase):
     def test_evaluation_handed_over_while_it_fetched_is_not_started(self) -> None:
         self.world.repositories.gate.shut = True
         self.begin()
-        self.evaluation.hand_over()
+        self.evaluation.hand_to_next_daemon()
         self.world.repositories.gate.open()
         self.assertEqual(self.world.sandbox.environments, [])
         self.assertIsNone(self.evaluation.details.limits)
@@ -384,7 +384,7 @@ class FetchTests(EvaluationTestCase):
         self.begin()
 
     def shown_commit(self) -> str | None:
-        found: str | None = build_status(self.evaluation, None)["commit_oid"]
+        found: str | None = build_status_document(self.evaluation, None)["commit_oid"]
         return found
 
     def test_branch_is_resolved_once_and_the_commit_does_not_change_afterwards(self) -> None:

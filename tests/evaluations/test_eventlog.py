@@ -92,7 +92,7 @@ def settle(recorded: RecordedStdout) -> None:
 
 def answer_file(recorded: RecordedStdout, answer: bytes | str) -> None:
     """Answer the file that stdout names."""
-    recorded.store_file(answer)
+    recorded.store_referenced_file(answer)
     recorded.supply_or_refuse_file(answer)
 
 
@@ -709,7 +709,7 @@ class FileTests(ReadingTestCase):
         def fail(before: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        self.patch(self.source.files, "punch_stdout", fail)
+        self.patch(self.source.files, "free_stdout_blocks", fail)
         for cursor in (8, 12):
             self.events.acknowledge(cursor)
             if self.threads.waiting:
@@ -718,7 +718,7 @@ class FileTests(ReadingTestCase):
 
     def test_discard_waits_for_a_read_in_a_thread(self) -> None:
         found = self.read(0)
-        discarded = Deferred.fromCoroutine(self.events.discard())
+        discarded = Deferred.fromCoroutine(self.events.discard_all_events())
         self.assertNoResult(discarded)
         self.threads.step()
         self.successResultOf(discarded)
@@ -727,17 +727,17 @@ class FileTests(ReadingTestCase):
 
     def test_no_stdout_is_freed_after_the_events_are_discarded(self) -> None:
         counted: list[int] = []
-        self.events.on_discard = lambda: succeed(counted.append(self.log.begin_cursor))
-        punch = self.source.files.punch_stdout
+        self.events.on_freeing_files = lambda: succeed(counted.append(self.log.begin_cursor))
+        punch = self.source.files.free_stdout_blocks
 
         discarded: list[Deferred[None]] = []
 
         def punch_slowly(before: int) -> None:
             punch(before)
             self.events.acknowledge(8)
-            discarded.append(Deferred.fromCoroutine(self.events.discard()))
+            discarded.append(Deferred.fromCoroutine(self.events.discard_all_events()))
 
-        self.patch(self.source.files, "punch_stdout", punch_slowly)
+        self.patch(self.source.files, "free_stdout_blocks", punch_slowly)
         self.events.acknowledge(4)
         self.threads.step()
         self.successResultOf(discarded[0])
@@ -748,17 +748,17 @@ class FileTests(ReadingTestCase):
         self,
     ) -> None:
         stored: Deferred[None] = Deferred()
-        self.events.on_discard = lambda: stored
+        self.events.on_freeing_files = lambda: stored
         self.events.acknowledge(8)
         self.assertEqual(self.threads.waiting, [])
-        discarded = Deferred.fromCoroutine(self.events.discard())
+        discarded = Deferred.fromCoroutine(self.events.discard_all_events())
         self.successResultOf(discarded)
         stored.callback(None)
         self.assertEqual(self.threads.waiting, [])
 
     def test_stdout_of_acknowledged_events_is_freed_in_a_thread(self) -> None:
         calls: list[int] = []
-        self.patch(self.source.files, "punch_stdout", calls.append)
+        self.patch(self.source.files, "free_stdout_blocks", calls.append)
         self.events.acknowledge(8)
         self.events.acknowledge(10)
         self.assertEqual((len(self.threads.waiting), calls), (1, []))

@@ -25,7 +25,7 @@ from tawebeval.core.form import (
 from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.reading import build_list_entry, build_status
+from tawebeval.evaluations.reading import build_list_entry, build_status_document
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.webhooks.records import CallbackRecord
 from tests.cases.evaluations import EvaluationTestCase
@@ -138,7 +138,7 @@ class EvaluationLogTests(EvaluationTestCase):
         self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
         self.world.end()
         self.assertNotIn("z" * 40, "".join(map(format_json, self.events)))
-        document: dict[str, Any] = build_status(self.evaluation, None)
+        document: dict[str, Any] = build_status_document(self.evaluation, None)
         named = {json.loads(format_json(event))["evaluation"] for event in self.events}
         self.assertEqual(named, {document["log_name"]})
 
@@ -222,7 +222,7 @@ class MemoryTests(EvaluationTestCase):
         self.begin()
         self.world.sandbox.last.started_as.clear()
         self.assertLess(self.texts(), KEPT + USUAL)
-        shown = build_status(self.evaluation, None)
+        shown = build_status_document(self.evaluation, None)
         self.assertEqual(
             shown["evaluator_cmd"], largest("evaluator_cmd")[: MAX_TRUNCATED_COMMAND_BYTES - 3]
         )
@@ -241,7 +241,7 @@ class MemoryTests(EvaluationTestCase):
         self.read_all()
         self.assertLess(self.texts(), KEPT + 2 * STDERR_TAIL_BYTES + USUAL)
         self.assertEqual(
-            len(build_status(self.evaluation, None)["stderr"].encode()), STDERR_TAIL_BYTES
+            len(build_status_document(self.evaluation, None)["stderr"].encode()), STDERR_TAIL_BYTES
         )
 
     def read_all(self) -> None:
@@ -271,7 +271,7 @@ class MemoryTests(EvaluationTestCase):
 
 class StatusTests(EvaluationTestCase):
     def status(self, position: int | None = None) -> dict[str, Any]:
-        document = build_status(self.evaluation, position)
+        document = build_status_document(self.evaluation, position)
         self.assertEqual(json.loads(json.dumps(document)), document)
         return document
 

@@ -77,7 +77,7 @@ class RestoringTestCase(RegistryTestCase):
     ) -> None:
         """Kill the process, or let it leave its evaluations, and start another one."""
         if leaves:
-            self.registry.hand_over_evaluations()
+            self.registry.hand_all_to_next_daemon()
         rows = [change(row) for row in self.world.kill_daemon()]
         self.registry = self.make(2)
         self.registry.restore_evaluations(rows, self.uploads, self.resume_checkout)
@@ -103,7 +103,9 @@ class RestoringTestCase(RegistryTestCase):
         return [each if isinstance(each, str) else each["reason"] for each in found]
 
     def row(self, identifier: str) -> EvaluationDetails:
-        return next(row for row in self.world.store.load_live() if row.identifier == identifier)
+        return next(
+            row for row in self.world.store.load_live_rows() if row.identifier == identifier
+        )
 
 
 class WaitingTests(RestoringTestCase):
@@ -244,7 +246,7 @@ class RunningTests(RestoringTestCase):
             self.start()
             self.world.clock.advance(3)
             if leaves:
-                self.registry.hand_over_evaluations()
+                self.registry.hand_all_to_next_daemon()
             self.world.clock.advance(4)
             self.restart()
             self.world.clock.advance(left - 1)
@@ -267,7 +269,7 @@ class RunningTests(RestoringTestCase):
         identifier, child = self.start(b"one\n")
         run = self.registry.records[identifier].run
         assert run is not None
-        self.registry.hand_over_evaluations()
+        self.registry.hand_all_to_next_daemon()
         asked = Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
         run.stop(make_limit_failure("memory", "memory", "used over 1 MiB of memory", 2**20))
         self.world.turn()
@@ -281,7 +283,7 @@ class RunningTests(RestoringTestCase):
 
     def test_end_of_a_run_that_was_handed_over_is_recorded_only_by_the_next_process(self) -> None:
         identifier, child = self.start(b"one\n")
-        self.registry.hand_over_evaluations()
+        self.registry.hand_all_to_next_daemon()
         self.finish(child)
         self.assertEqual(self.states(identifier), ["running"])
         self.assertNotEqual(self.page(identifier)["end"], "end")
@@ -513,7 +515,7 @@ class EndedTests(RestoringTestCase):
     def test_last_acknowledgement_is_refused_after_the_hand_over(self) -> None:
         identifier, child = self.start(b"one\n")
         self.finish(child)
-        self.registry.hand_over_evaluations()
+        self.registry.hand_all_to_next_daemon()
         self.assertEqual(self.page(identifier)["end"], "end")
         self.assertRaises(ServerStopping, self.registry.events.read_page_now, identifier, "end")
         self.restart()
@@ -600,7 +602,7 @@ class EndedTests(RestoringTestCase):
         self.assertEqual([one["evaluation_id"] for one in self.list_all()], [identifier])
         self.assertEqual(self.consume(identifier), ["a", "\n"])
         self.assertEqual(len(archive.ended), 1)
-        self.assertEqual(self.world.store.load_live(), [])
+        self.assertEqual(self.world.store.load_live_rows(), [])
         self.assertEqual(len(self.world.store.rows), 1)
 
     def test_forgotten_evaluation_keeps_its_row_until_the_commit_or_its_failure(self) -> None:
@@ -673,7 +675,7 @@ class CallbackTests(RestoringTestCase):
         self.consume(sent[1]["evaluation_id"])
         for _ in range(2):
             self.assertEqual(
-                InheritedResources(self.world.store.load_live()).directory_names, set()
+                InheritedResources(self.world.store.load_live_rows()).directory_names, set()
             )
             self.restart()
             self.assertEqual(self.callbacks.sent, [sent])
@@ -730,7 +732,7 @@ class InheritedResourcesTests(RestoringTestCase):
     def test_inherited_resources_name_directories_and_cgroups_of_live_evaluations(self) -> None:
         self.patch(FakeSandboxedRun, "describe_for_resume", lambda _: {"group": "group"})
         running, queued = self.accept(), self.accept()
-        left = InheritedResources(self.world.store.load_live())
+        left = InheritedResources(self.world.store.load_live_rows())
         both = {derive_directory_name(one) for one in (running, queued)}
         self.assertEqual(left.directory_names, both | {"some"})
         self.assertEqual(left.running_directory_names, {derive_directory_name(running)})

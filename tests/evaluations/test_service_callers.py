@@ -216,13 +216,13 @@ class KeptShareTests(KeptShareTestCase):
             )
             assert subscription is not None
             with contextlib.suppress(ServerBusy), subscription.reader_context:
-                counts = events.reader_count, events.observer_count
+                counts = events.reader_count, events.read_only_client_count
                 self.assertEqual(counts, (int(not is_observer), int(is_observer)))
                 self.read(subscription)
                 if is_cut:
                     raise ServerBusy("a cut stream", 1)
-            self.assertEqual(events.was_sent_completely, not (is_observer or is_cut))
-            self.assertEqual((events.reader_count, events.observer_count), (0, 0))
+            self.assertEqual(events.was_streamed_completely, not (is_observer or is_cut))
+            self.assertEqual((events.reader_count, events.read_only_client_count), (0, 0))
 
     def test_refusal_looks_once_at_each_evaluation_that_a_stream_has_sent(self) -> None:
         looks: list[Evaluation] = []
@@ -461,7 +461,7 @@ class ArchiveTests(RegistryTestCase):
         self.assertIsNotNone(self.status(identifier))
         self.assertTrue(self.archive.on_removal(identifier))
         self.assertIsNone(self.status(identifier))
-        (row,) = self.world.store.load_live()
+        (row,) = self.world.store.load_live_rows()
         self.assertEqual((row.identifier, row.archive_record), (identifier, None))
         self.assertEqual(self.consume(identifier), ["a", "\n"])
         self.assertEqual(self.world.store.rows, {})

@@ -47,8 +47,8 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations import store as store_module
 from tawebeval.evaluations.store import (
-    RETRY_SECONDS,
     SAVE_DELAY_SECONDS,
+    WRITE_RETRY_SECONDS,
     EvaluationDetails,
     EvaluationLinksRow,
     EvaluationStore,
@@ -146,7 +146,7 @@ class StoreTestCase(SynchronousTestCase):
         """Open and close the store; return the live identifiers, and the lines of the log."""
         with capturedLogs() as events:
             store = self.open()
-            found = [row.identifier for row in store.load_live()]
+            found = [row.identifier for row in store.load_live_rows()]
             self.take(store.close())
         return found, [formatEvent(event) for event in events if event["log_level"] > LogLevel.info]
 
@@ -206,11 +206,11 @@ class WritingTests(StoreTestCase):
         self.store.save(make_row(3))  # while the thread is busy
         self.threads.step()
         self.successResultOf(flushed)
-        self.assertEqual([row.begin_cursor for row in self.store.load_live()], [8])
+        self.assertEqual([row.begin_cursor for row in self.store.load_live_rows()], [8])
         self.assertEqual((self.database.transaction_count, self.threads.waiting), (1, []))
         self.clock.advance(SAVE_DELAY_SECONDS)
         self.threads.step()
-        self.assertEqual([row.sequence_number for row in self.store.load_live()], [1, 3])
+        self.assertEqual([row.sequence_number for row in self.store.load_live_rows()], [1, 3])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_flush_that_no_client_waits_for_starts_no_transaction(self) -> None:
@@ -241,7 +241,7 @@ class WritingTests(StoreTestCase):
         self.store.save(make_row(5))
         self.commit_all()
         self.assertEqual(
-            [row.sequence_number for row in self.store.load_live()], [1, 3, 4, 5, 7, 9]
+            [row.sequence_number for row in self.store.load_live_rows()], [1, 3, 4, 5, 7, 9]
         )
 
     def test_last_sequence_number_is_the_highest_of_live_and_archived_rows(self) -> None:
@@ -253,11 +253,11 @@ class WritingTests(StoreTestCase):
 
     def test_link_row_is_kept_when_the_row_of_its_evaluation_is_deleted(self) -> None:
         link = EvaluationLinksRow("bob", b"generation", 7)
-        self.store.save_link("e1", link)
+        self.store.save_links("e1", link)
         self.store.delete("e1")
         self.commit_all()
         self.assertEqual(self.store.load_links(), {"e1": link})
-        self.store.save_link("e1", None)
+        self.store.save_links("e1", None)
         self.commit_all()
         self.assertEqual(self.store.load_links(), {})
 
@@ -274,26 +274,26 @@ class WritingTests(StoreTestCase):
             flushed = self.store.flush()
             self.commit_all()
             self.failureResultOf(flushed, StoreError)
-            self.clock.advance(RETRY_SECONDS)
+            self.clock.advance(WRITE_RETRY_SECONDS)
             self.commit_all()
         (line,) = map(formatEvent, events)
         self.assertIn("is full; free some disk space", line)
         self.assertIn("is full; free some disk space", self.store.write_failure_reason or "")
-        self.assertEqual([row.form_digest for row in self.store.load_live()], [b""])
+        self.assertEqual([row.form_digest for row in self.store.load_live_rows()], [b""])
         # A change alone makes no attempt.
         self.store.save(make_row(3))
-        self.clock.advance(RETRY_SECONDS - 0.001)
+        self.clock.advance(WRITE_RETRY_SECONDS - 0.001)
         self.assertEqual(self.threads.waiting, [])
 
         self.limit_pages(2**20)
         with capturedLogs() as events:
-            self.clock.advance(RETRY_SECONDS)
+            self.clock.advance(WRITE_RETRY_SECONDS)
             self.commit_all()
         self.assertEqual(
             ([formatEvent(event) for event in events], self.store.write_failure_reason),
             ([f"{self.path} can be written again"], None),
         )
-        self.assertEqual([len(row.form_digest) for row in self.store.load_live()], [50_001, 0])
+        self.assertEqual([len(row.form_digest) for row in self.store.load_live_rows()], [50_001, 0])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_store_without_changes_finds_out_by_itself_that_the_disk_has_room_again(self) -> None:
@@ -303,7 +303,7 @@ class WritingTests(StoreTestCase):
         self.failureResultOf(added, StoreError)
         self.limit_pages(2**20)
         self.assertIsNotNone(self.store.write_failure_reason)
-        self.clock.advance(RETRY_SECONDS)
+        self.clock.advance(WRITE_RETRY_SECONDS)
         self.commit_all()
         self.assertIsNone(self.store.write_failure_reason)
 
@@ -336,7 +336,7 @@ class WritingTests(StoreTestCase):
         self.store.save(row)
         row.begin_cursor = 7
         self.commit_all()
-        self.assertEqual(self.store.load_live()[0].begin_cursor, 0)
+        self.assertEqual(self.store.load_live_rows()[0].begin_cursor, 0)
 
 
 class ArchivedTests(StoreTestCase):
@@ -454,7 +454,7 @@ class StandingsTests(StoreTestCase):
             counts = (one.submission_count, one.ended_count, one.last_submission_time)
             return (one.caller, one.problem, *counts, one.best_evaluation.identifier)
 
-        listing = self.store.list_standings("x", callers, after, problem, make_entry)
+        listing = self.store.list_caller_standings("x", callers, after, problem, make_entry)
         found, self.end = self.take(listing)
         self.assertEqual([place for place, _ in found], [entry[:2] for _, entry in found])
         return [entry for _, entry in found]
@@ -487,7 +487,7 @@ class StandingsTests(StoreTestCase):
             self.assertEqual(found, [entry], case)
 
     def test_standings_are_read_in_parts_in_the_order_of_callers_and_problems(self) -> None:
-        self.patch(store_module, "MAX_STANDINGS", 2)
+        self.patch(store_module, "MAX_STANDINGS_PER_PAGE", 2)
         names = [(caller, problem) for caller in "abc" for problem in ("p", "q")]
         for caller, problem in reversed(names):
             self.add(caller, problem, 0)
@@ -734,7 +734,7 @@ class StoreMachine(RuleBasedStateMachine):
     def change_disk(self, is_full: bool) -> None:
         """Fill the disk, or make room, and let time pass."""
         self.store._connection.execute(f"PRAGMA query_only = {is_full}")
-        self.clock.advance(RETRY_SECONDS)
+        self.clock.advance(WRITE_RETRY_SECONDS)
 
     @rule()
     def kill(self) -> None:
@@ -761,7 +761,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def check(self, changes: list[tuple[int, str, int | None]], committed: int) -> None:
         """Compare what the store has with the states after the changes."""
-        found = {row.identifier: row.begin_cursor for row in self.store.load_live()}
+        found = {row.identifier: row.begin_cursor for row in self.store.load_live_rows()}
         state: dict[str, int | None] = dict(self.state)
         possible = [state]
         for number, identifier, cursor in changes:

@@ -9,8 +9,8 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.evaluations.reading import (
-    MAX_LISTED_CONTENT_BYTES,
-    MAX_LISTED_FILES,
+    MAX_SHOWN_SUBMISSION_BYTES,
+    MAX_SHOWN_SUBMISSION_FILES,
     read_submitted_files,
 )
 
@@ -40,15 +40,15 @@ class SubmittedFileTests(SynchronousTestCase):
             self.assertEqual(len({"text", "base64"} & set(one)), 1)
 
     def test_file_beyond_the_answer_limit_is_only_named(self) -> None:
-        self.add("a", b"x" * (MAX_LISTED_CONTENT_BYTES - 1))
+        self.add("a", b"x" * (MAX_SHOWN_SUBMISSION_BYTES - 1))
         self.add("b", b"xy")
         self.add("c", b"z")
         found = read_submitted_files([self.root])
         self.assertEqual(["text" in one for one in found], [True, False, True])
         self.assertEqual(found[1], {"field": "b", "filename": "a.txt", "size": 2})
-        for number in range(MAX_LISTED_FILES):
+        for number in range(MAX_SHOWN_SUBMISSION_FILES):
             self.add(f"d{number:04}", b"")
-        self.assertEqual(len(read_submitted_files([self.root])), MAX_LISTED_FILES)
+        self.assertEqual(len(read_submitted_files([self.root])), MAX_SHOWN_SUBMISSION_FILES)
 
     def test_files_are_read_from_the_first_existing_directory(self) -> None:
         self.add("a", b"1")

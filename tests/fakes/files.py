@@ -49,7 +49,7 @@ class MemoryEventFiles:
         """Return whether there is more to free than was freed."""
         return (stdout_bytes, file_count) != self.freed
 
-    def punch_stdout(self, before: int) -> None:
+    def free_stdout_blocks(self, before: int) -> None:
         self.freed = before, self.freed[1]
 
     def write_batch_mark(self, number: int, mark: BatchMark) -> None:
@@ -66,15 +66,15 @@ class MemoryEventFiles:
     def read_segment_records(self) -> list[Any]:
         return self.segments[:]
 
-    def store_file(self, number: int, content: bytes | str) -> None:
+    def store_referenced_file(self, number: int, content: bytes | str) -> None:
         self.named[number] = content
 
-    def remove_files(self, before: int) -> None:
+    def remove_referenced_files(self, before: int) -> None:
         self.freed = self.freed[0], before
         for number in [each for each in self.named if each < before]:
             del self.named[number]
 
-    def read_file(self, number: int) -> bytes | str | None:
+    def read_referenced_file(self, number: int) -> bytes | str | None:
         return self.named.get(number)
 
 
@@ -99,7 +99,7 @@ class FakeStore:
     def delete(self, identifier: str) -> None:
         self.rows.pop(identifier, None)
 
-    def save_link(self, identifier: str, link: EvaluationLinksRow | None) -> None:
+    def save_links(self, identifier: str, link: EvaluationLinksRow | None) -> None:
         self.links.pop(identifier, None)
         if link is not None:
             self.links[identifier] = link
@@ -135,7 +135,7 @@ class FakeStore:
         found = [number for number in sorted(rows) if number in range(after + 1, last + 1)]
         return {number: make_entry(rows[number]) for number in found[:max_count]}
 
-    async def list_standings(
+    async def list_caller_standings(
         self,
         reader: str,
         callers: Collection[str],
@@ -179,7 +179,7 @@ class FakeStore:
             )
         return found
 
-    def load_live(self) -> list[EvaluationDetails]:
+    def load_live_rows(self) -> list[EvaluationDetails]:
         """Return the rows that not only the archive needs."""
         rows = [
             row

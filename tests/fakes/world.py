@@ -35,7 +35,7 @@ from tawebeval.evaluations.context import EvaluationContext, make_unread_events_
 from tawebeval.evaluations.eventlog import EventFiles, RecordedStdout
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.evaluations.starting import make_run, open_stdout
+from tawebeval.evaluations.starting import make_run, open_recorded_stdout
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.linux.privileges import ReloadableFilesOwner
 from tawebeval.sandbox.base import LimitMonitor, check_run_limits
@@ -114,7 +114,7 @@ class IdleThreads:
     ) -> Any:
         """Start the evaluator without a workspace."""
         evaluation.details.upload_directory = None
-        open_stdout(evaluation, markers)
+        open_recorded_stdout(evaluation, markers)
         run = make_run(evaluation, checkout, sandboxed)
         if evaluation.stop_reason is not None:
             raise evaluation.stop_reason
@@ -300,7 +300,7 @@ class World:
         gate, self.repositories.gate = self.repositories.gate, Gate()
         self.repositories.gate.shut = gate.shut
         self.fetches = FairQueue(4)
-        return self.store.load_live()
+        return self.store.load_live_rows()
 
     @property
     def child(self) -> FakeChild:

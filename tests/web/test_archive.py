@@ -230,7 +230,7 @@ class StatusTests(ArchiveTestCase):
         self.assertEqual(list(waiting), identifiers)
         made: list[object] = []
         with (
-            mock.patch.object(reading, "MAX_LISTED_EVALUATIONS", 1),
+            mock.patch.object(reading, "MAX_PAGE_EVALUATIONS", 1),
             mock.patch.object(
                 reading, "_make_entry", lambda *given: made.append(given) or make_entry(*given)
             ),

@@ -217,7 +217,7 @@ class EndTests(LinkTestCase):
             one.lose()
         self.assertEqual(self.links.readers_budget.used, 0)
         record = self.service.registry.records[self.identifier]
-        self.assertEqual(record.events.observer_count, 0)
+        self.assertEqual(record.events.read_only_client_count, 0)
 
     def test_revocation_cuts_the_readers_of_that_evaluation_only(self) -> None:
         link = self.share()

@@ -37,7 +37,7 @@ class ListingTests(WebTestCase):
             self.assertEqual(listing["data"][1][name], status[name])
 
     def test_list_page_is_bounded_in_bytes(self) -> None:
-        with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_BYTES", 650):
+        with mock.patch("tawebeval.evaluations.reading.MAX_LIST_PAGE_BYTES", 650):
             identifiers = [self.evaluate() for _ in range(4)]
             found, end = [], ""
             while end is not None:
@@ -93,8 +93,8 @@ class ListingTests(WebTestCase):
 
     def test_filtered_pages_lead_on_with_the_same_filter(self) -> None:
         with (
-            mock.patch("tawebeval.evaluations.reading.MAX_LISTED_EVALUATIONS", 1),
-            mock.patch("tawebeval.evaluations.reading.MAX_EVALUATIONS_EXAMINED_PER_TURN", 2),
+            mock.patch("tawebeval.evaluations.reading.MAX_PAGE_EVALUATIONS", 1),
+            mock.patch("tawebeval.evaluations.reading.MAX_EVALUATIONS_EXAMINED_PER_PAGE", 2),
         ):
             first, *_, last = (
                 self.label(a="x y"),
@@ -129,7 +129,7 @@ class ListingTests(WebTestCase):
 
     def end_of_first(self) -> str:
         """Return the cursor after the first evaluation, which has to have others behind it."""
-        with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_EVALUATIONS", 1):
+        with mock.patch("tawebeval.evaluations.reading.MAX_PAGE_EVALUATIONS", 1):
             end: str = self.listed()["end"]
         return end
 

@@ -392,7 +392,7 @@ class ListTests(SupervisorTestCase):
         self.assertEqual(len(list_standings("teacher", "?caller=ann")["data"]), 1)
         self.assertEqual(len(list_standings("teacher", "?after=ann%2Fone")["data"]), 2)
         list_standings("teacher", "?problem=A", 400)
-        with mock.patch("tawebeval.evaluations.reading.MAX_LISTED_BYTES", 1):
+        with mock.patch("tawebeval.evaluations.reading.MAX_LIST_PAGE_BYTES", 1):
             answer = self.call("GET", "/standings?problem=one", 200, "teacher")
         self.assertEqual((answer.json()["end"], len(answer.json()["data"])), ("ann/one", 1))
         self.assertIn("/standings?after=ann%2Fone&problem=one>", answer.headers["link"])

@@ -69,7 +69,7 @@ class RoutesBelowTests(RawTestCase):
         self.assertEqual(self.exchange(f"GET {found[1]}").json()["begin"], found[1].split("=")[1])
 
     def test_next_link_of_the_list_is_below_the_base_path(self) -> None:
-        self.patch(reading, "MAX_LISTED_EVALUATIONS", 1)
+        self.patch(reading, "MAX_PAGE_EVALUATIONS", 1)
         for _ in range(2):
             self.begin("/evaluate")
         answer = self.exchange(f"GET {BELOW}/evaluations")
