@@ -35,7 +35,7 @@ from tawebeval.core.events import (
     encode_data_event,
 )
 from tawebeval.core.form import SubmissionFile, pack_request
-from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreError
+from tawebeval.errors import DiscardedCursor, StoreError
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name
 from tests.fakes.files import FakeStore
@@ -175,37 +175,13 @@ class ArchiveTestCase(SynchronousTestCase):
 class ReadingTests(ArchiveTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.lines = next(make_ring(2000)).read_events(0, MIB).lines.splitlines(keepends=True)
         self.store(rings=lambda: make_ring(2000))
-
-    def test_pages_have_all_events(self) -> None:
-        events, found = self.find(), b""
-        while (cursor := found.count(b"\n")) < events.end_cursor:
-            found += self.run_now(events.read(cursor, 10_000)).lines
-        self.assertEqual(found, b"".join(self.lines))
-        self.assertEqual(self.run_now(events.read(2000, 10_000)).count, 0)
-
-    def test_events_have_their_times_on_request(self) -> None:
-        lines = self.run_now(self.find().read(7, 100, includes_times=True)).lines
-        self.assertEqual(lines, self.lines[7][:-2] + b',"time":"7.000"}\n')
 
     def test_other_caller_finds_no_evaluation_and_opens_no_file(self) -> None:
         self.locate().write_bytes(b"")
         self.assertIsNone(self.run_now(self.archive.find_events("one", "bob")))
         self.assertIsNone(self.run_now(self.archive.find_events("two", "alice")))
         self.assertIsNone(self.run_now(self.archive.read_submission("one", "bob", self.fail)))
-
-    def test_lost_event_follows_the_events_before_a_damaged_byte(self) -> None:
-        content = bytearray(self.locate().read_bytes())
-        content[len(content) // 2] ^= 0xFF
-        self.locate().write_bytes(content)
-        events, found = self.find(), []
-        while len(found) < events.end_cursor:
-            batch = self.run_now(events.read(len(found), 10_000))
-            found += batch.lines.splitlines(keepends=True)
-        self.assertIn(len(found), range(300, 1800))
-        self.assertIs(batch, EVENTS_LOST_ERROR)
-        self.assertEqual(found[:-1], self.lines[: len(found) - 1])
 
     def test_file_with_fewer_events_than_its_row_is_damaged(self) -> None:
         self.locate("two").parent.mkdir(exist_ok=True)
@@ -214,18 +190,6 @@ class ReadingTests(ArchiveTestCase):
         events = self.find()
         self.assertIs(self.run_now(events.read(3, 100)), EVENTS_LOST_ERROR)
         self.assertEqual(events.end_cursor, 4)
-
-    def test_reading_a_removed_file_raises_discarded_cursor(self) -> None:
-        events = self.find()
-        self.locate().unlink()
-        self.failureResultOf(Deferred.fromCoroutine(events.read(0, 100)), DiscardedCursor)
-
-    def test_read_error_of_the_disk_becomes_server_busy(self) -> None:
-        def fail(*_: object) -> None:
-            raise OSError(5, "Input/output error")
-
-        self.patch(os, "pread", fail)
-        self.failureResultOf(Deferred.fromCoroutine(self.find().read(0, 100)), ServerBusy)
 
     def test_other_users_cannot_read_the_archive(self) -> None:
         for path in (self.root, self.root / "files", self.locate().parent):
@@ -504,13 +468,6 @@ class SubmissionTests(ArchiveTestCase):
         self.assertTrue(self.store(workspace=self.workspace))
         self.assertIsNone(self.extract())
         self.assertFalse(self.locate(kind="tar").exists())
-
-    def test_damaged_submission_is_an_error(self) -> None:
-        self.store(workspace=self.workspace)
-        os.truncate(self.locate(kind="tar"), 30)
-        extract = partial(extract_submission, directory=self.root.with_name("target"))
-        extracting = self.archive.read_submission("one", "alice", extract)
-        self.failureResultOf(Deferred.fromCoroutine(extracting), DamagedArchive)
 
 
 class StartTests(ArchiveTestCase):

@@ -353,21 +353,26 @@ class RegistryTestCase(SynchronousTestCase):
         ]
         return value
 
-    def read(self, subscription: Subscription | None, max_bytes: int = 10**6) -> EventBatch:
-        assert subscription is not None
+    def subscribe(
+        self, identifier: str, after: str | None = None, caller: str = "", **settings: bool
+    ) -> Subscription:
+        found = self.registry.events.subscribe(identifier, after, caller, **settings)
+        assert found is not None
+        return found
+
+    def read(self, subscription: Subscription, max_bytes: int = 10**6) -> EventBatch:
         return self.successResultOf(Deferred.fromCoroutine(subscription.read_events(max_bytes)))
 
     def send_all(self, identifier: str, caller: str = "") -> None:
-        subscription = self.registry.events.subscribe(identifier, None, caller)
-        assert subscription is not None
+        subscription = self.subscribe(identifier, caller=caller)
         with subscription.reader_context:
             self.read(subscription)
 
     def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:
         return Deferred.fromCoroutine(answer(self.registry, identifier, after, wait))
 
-    def finish(self, child: FakeChild, status: int = 0) -> None:
-        child.end(status)
+    def finish(self, child: FakeChild, status: int = 0, signal: int | None = None) -> None:
+        child.end(status, signal)
         self.world.turn()
 
     def consume(self, identifier: str) -> list[str]:

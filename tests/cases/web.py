@@ -27,8 +27,8 @@ from tawebeval.web import streams
 from tests.cases import described
 from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild
-from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
-from tests.fakes.streams import Follower
+from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, head, parts
+from tests.fakes.streams import Follower, SocketFollower
 from tests.fakes.world import read_again
 
 Tokens = Mapping[str, Mapping[str, Any]]
@@ -164,6 +164,13 @@ class WebTestCase(SynchronousTestCase):
         """Return a connection of which the bytes are our own."""
         return self.service.connect()
 
+    def begin_form(self, length: int, path: str = "/evaluate", **headers: str) -> Connection:
+        """Return a connection on which a form of so many bytes is announced."""
+        connection = self.connect()
+        fields = {"Content-Type": MULTIPART, "Content-Length": str(length), **headers}
+        connection.send(head(f"POST {path}", fields))
+        return connection
+
     def exchange(self, line: str, body: bytes = b"", **headers: str) -> Answer:
         """Return the answer to a request on a connection of its own, as `Connection.request`."""
         connection = self.connect()
@@ -275,6 +282,14 @@ class StreamTestCase(WebTestCase):
                 if "loseConnection" not in repr(call)
             ]
         )
+
+    def check_cut(self, follower: Follower, code: int) -> None:
+        """Hold that a stream has broken off; a WebSocket tells this code."""
+        self.assertFalse(follower.complete)
+        if isinstance(follower, SocketFollower):
+            self.assertEqual(follower.code, code)
+        else:
+            self.assertTrue(follower.connection.aborted)
 
     def check_nothing_left(self, identifier: str) -> None:
         """Hold that nobody follows, and nothing waits."""

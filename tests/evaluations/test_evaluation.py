@@ -581,27 +581,36 @@ class CleanUpTests(SlowTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.successResultOf(over)
 
-    def test_removal_that_fails_is_tried_again(self) -> None:
-        self.begin()
-        remove, broken = Workspace.remove_all_but_output, [True]
+    def test_removal_of_directories_or_cgroups_that_fails_is_tried_again(self) -> None:
+        for owner, name, are_directories_left in (
+            (Workspace, "remove_all_but_output", True),
+            (FakeSandboxedRun, "close", False),
+        ):
+            self.setUp()
+            self.begin()
+            remove, broken, tries = getattr(owner, name), [True], []
 
-        def remove_later(workspace: Workspace, *, keep_submission: bool) -> None:
-            if broken:
-                raise OSError(24, "Too many open files")
-            remove(workspace, keep_submission=keep_submission)
+            def remove_later(
+                one: Any, remove: Any = remove, broken: Any = broken, tries: Any = tries, **how: Any
+            ) -> None:
+                tries.append(not broken)
+                if broken:
+                    raise OSError(24, "Too many open files")
+                remove(one, **how)
 
-        self.patch(Workspace, "remove_all_but_output", remove_later)
-        self.world.child.end()
-        self.world.turn()
-        self.assertTrue(self.evaluation.cleanup_completion.is_set)
-        submission = self.evaluation.workspace.submission_directory
-        cleanups = self.evaluation.context.cleanup_queue
-        cleanups.retry_next_calls()
-        self.assertTrue(submission.exists())
-        broken.clear()
-        for _ in range(2):
+            self.patch(owner, name, remove_later)
+            self.world.child.end()
+            self.world.turn()
+            self.assertTrue(self.evaluation.cleanup_completion.is_set)
+            submission = self.evaluation.workspace.submission_directory
+            self.assertEqual(submission.exists(), are_directories_left)
+            cleanups = self.evaluation.context.cleanup_queue
             cleanups.retry_next_calls()
-        self.assert_removed()
+            broken.clear()
+            for _ in range(2):
+                cleanups.retry_next_calls()
+            self.assert_removed()
+            self.assertEqual(tries, [False, False, True])
 
     def test_defect_in_the_removal_is_logged_and_ends_the_clean_up(self) -> None:
         self.begin()
@@ -610,25 +619,3 @@ class CleanUpTests(SlowTestCase):
         self.world.turn()
         self.assertTrue(self.evaluation.cleanup_completion.is_set)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-
-    def test_cgroup_that_cannot_be_removed_is_tried_again_later(self) -> None:
-        self.begin()
-        close, closed, broken = FakeSandboxedRun.close, [], [True]
-
-        def close_later(sandboxed: FakeSandboxedRun) -> None:
-            closed.append(not broken)
-            if broken:
-                raise OSError(16, "Device or resource busy")
-            close(sandboxed)
-
-        self.patch(FakeSandboxedRun, "close", close_later)
-        self.world.child.end()
-        self.world.turn()
-        self.assertTrue(self.evaluation.cleanup_completion.is_set)
-        self.assert_removed()
-        cleanups = self.evaluation.context.cleanup_queue
-        cleanups.retry_next_calls()
-        broken.clear()
-        for _ in range(2):
-            cleanups.retry_next_calls()
-        self.assertEqual(closed, [False, False, True])

@@ -260,8 +260,7 @@ class RunningTests(RestoringTestCase):
         Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
         self.restart()
         self.assertEqual(self.world.child.signals, [SIGTERM])
-        self.world.child.end(signal=SIGTERM)
-        self.world.turn()
+        self.finish(self.world.child, signal=SIGTERM)
         self.assertEqual(self.states(identifier), ["cancelled"])
         self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
 
@@ -277,8 +276,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(child.signals, [])
         self.restart()
         self.assertEqual(self.world.child.signals, [SIGTERM])
-        self.world.child.end(signal=SIGTERM)
-        self.world.turn()
+        self.finish(self.world.child, signal=SIGTERM)
         self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
 
     def test_end_of_a_run_that_was_handed_over_is_recorded_only_by_the_next_process(self) -> None:
@@ -303,8 +301,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.states(identifier), ["running"])
         self.restart()
         self.world.child.print(b"two\n")
-        self.world.child.end(signal=SIGKILL)
-        self.world.turn()
+        self.finish(self.world.child, signal=SIGKILL)
         self.assertEqual(self.consume(identifier), ["one", "\n", "two", "\n", "shutdown"])
 
     def test_begin_cursor_is_saved_once_the_files_of_acknowledged_events_are_freed(self) -> None:
@@ -380,8 +377,7 @@ class RunningTests(RestoringTestCase):
         stored.callback(None)
         self.assertEqual(child.signals, [SIGTERM])
         self.restart()
-        self.world.child.end(signal=SIGTERM)
-        self.world.turn()
+        self.finish(self.world.child, signal=SIGTERM)
         self.assertEqual(self.consume(identifier), ["one", "\n", "timeout"])
 
     def test_end_stored_before_a_kill_is_delivered_after_the_restart(self) -> None:
@@ -407,28 +403,23 @@ class RunningTests(RestoringTestCase):
             for each in (after, "3", "2", "3"):  # 3: where the log ends with the error now
                 page = self.page(identifier, each)
                 self.assertEqual((page["data"], page["end"]), (["lost"], "end"))
-                subscription = self.registry.events.subscribe(identifier, each)
-                assert subscription is not None
+                subscription = self.subscribe(identifier, each)
                 with subscription.reader_context:
                     self.assertFalse(subscription.has_ended)
-                    reading = Deferred.fromCoroutine(subscription.read_events(99))
-                    read = self.successResultOf(reading)
-                    self.assertEqual((read.count, subscription.has_ended), (1, True))
+                    self.assertEqual(self.read(subscription).count, 1)
+                    self.assertTrue(subscription.has_ended)
         self.page(identifier, "end")
         self.assertEqual(self.world.store.rows, {})
 
     def test_error_of_a_lost_evaluation_is_delivered_once_after_a_restart(self) -> None:
         identifier, child = self.start(b"one\n")
         child.lost_reason = "the machine was restarted"
-        child.end(signal=SIGKILL)
-        self.world.turn()
+        self.finish(child, signal=SIGKILL)
         self.restart()
         for after, events in (("2", ["lost"]), ("3", [])):
             page = self.page(identifier, after)
             self.assertEqual((page["data"], page["end"]), (events, "end"))
-        subscription = self.registry.events.subscribe(identifier, "3")
-        assert subscription is not None
-        self.assertTrue(subscription.has_ended)
+        self.assertTrue(self.subscribe(identifier, "3").has_ended)
 
     def test_text_after_a_file_that_cannot_be_read_after_a_restart_is_kept(self) -> None:
         identifier, child = self.start(b"one\n")

@@ -18,7 +18,7 @@ from tawebeval.evaluations.service import ReceivedForm
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 from tests.cases.settings import with_constants
 from tests.fakes.files import MemoryEventFiles
-from tests.fakes.world import IdleThreads, UntidyThreads, make_request
+from tests.fakes.world import UntidyThreads, make_request
 
 
 class AcceptTests(RegistryTestCase):
@@ -31,57 +31,6 @@ class AcceptTests(RegistryTestCase):
         drawn = self.registry.get_status(self.accept(seed=None))["seed"]
         self.assertEqual(drawn, MAX_SEED)
         self.assertEqual(self.world.child.environment["TURINGARENA_SEED"], str(MAX_SEED))
-
-
-class IdempotencyTests(RegistryTestCase):
-    def setUp(self) -> None:
-        super().setUp()
-        self.removed: list[str] = []
-
-        class Threads(IdleThreads):
-            async def run_in_thread(inner, call: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-                self.removed.append(call.__name__)
-                return await super().run_in_thread(call, *args, **kwargs)
-
-        self.world.threads = Threads()
-        self.registry = self.make()
-
-    def test_repeated_key_and_form_begin_no_second_evaluation(self) -> None:
-        first = self.accept(key="k", digest=b"1")
-        self.removed.clear()
-        for _ in range(2):
-            self.assertEqual(self.accept(key="k", digest=b"1"), first)
-        self.assertEqual(len(self.world.spawn.children), 1)
-        self.assertEqual(self.removed, ["remove_tree", "remove_tree"])
-
-    def test_key_lasts_as_long_as_its_evaluation(self) -> None:
-        first = self.accept(key="k", digest=b"1")
-        self.finish(self.world.child)
-        self.assertEqual(self.accept(key="k", digest=b"1"), first)
-        self.consume(first)
-        self.assertNotEqual(self.accept(key="k", digest=b"2"), first)
-
-
-class CancelTests(RegistryTestCase):
-    def cancel(self, identifier: str) -> Deferred[None]:
-        return Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
-
-    def test_cancel_is_answered_when_the_process_is_gone(self) -> None:
-        identifier, child = self.start(b"a\n")
-        cancelled = self.cancel(identifier)
-        self.assertNoResult(cancelled)
-        self.finish(child)
-        self.assertIsNone(self.successResultOf(cancelled))
-        self.assertEqual(self.registry.get_status(identifier)["state"], "cancelled")
-        self.assertEqual(self.consume(identifier), ["a", "\n", "cancelled"])
-
-    def test_cancellation_continues_after_its_client_disconnects(self) -> None:
-        identifier, child = self.start()
-        asked = self.cancel(identifier)
-        asked.addErrback(lambda failure: None)
-        asked.cancel()
-        self.finish(child)
-        self.assertEqual(self.consume(identifier), ["cancelled"])
 
 
 class WaitTests(RegistryTestCase):
@@ -165,11 +114,6 @@ class KeptTests(RegistryTestCase):
             identifiers.append(identifier)
         return identifiers
 
-    def refuse(self) -> None:
-        """Hold that no other is accepted, and that it is told when to come again."""
-        error = self.assertRaises(ServerBusy, self.accept)
-        self.assertGreater(error.retry_after, 0)
-
     def test_evaluation_that_a_stream_has_sent_is_expired_before_a_form_is_refused(self) -> None:
         first, second = self.fill()
         self.send_all(second)
@@ -208,9 +152,7 @@ class KeptTests(RegistryTestCase):
         first, second = self.fill()
         self.assertRaises(ServerBusy, self.registry.check_readiness)
         self.send_all(second)
-        subscription = self.registry.events.subscribe(second, None)
-        assert subscription is not None
-        with subscription.reader_context:  # another stream
+        with self.subscribe(second).reader_context:  # another stream
             self.assertRaises(ServerBusy, self.registry.check_readiness)
         self.registry.check_readiness()
         self.assertIn(second, self.registry.records)
@@ -233,12 +175,12 @@ class KeptTests(RegistryTestCase):
 
     def test_evaluation_whose_stream_was_cut_is_not_counted_as_sent(self) -> None:
         first, _ = self.fill()
-        subscription = self.registry.events.subscribe(first, None)
-        assert subscription is not None
+        subscription = self.subscribe(first)
         with self.assertRaises(ConnectionError), subscription.reader_context:
             self.read(subscription)
             raise ConnectionError
-        self.refuse()
+        error = self.assertRaises(ServerBusy, self.accept)
+        self.assertGreater(error.retry_after, 0)
         self.send_all(first)
         self.accept()
 
@@ -261,8 +203,7 @@ class DiskTests(RegistryTestCase):
     def test_forgotten_evaluation_counts_while_a_stream_reads_it(self) -> None:
         identifier, child = self.start(b"a\n")
         self.finish(child)
-        subscription = self.registry.events.subscribe(identifier, None)
-        assert subscription is not None
+        subscription = self.subscribe(identifier)
         with subscription.reader_context:
             self.page(identifier, END)
             self.assertEqual(self.world.disk.used, 2)
@@ -318,8 +259,7 @@ class NothingLeftTests(RegistryTestCase):
         identifier, child = self.start(b"a line\n" * 100)
         references = self.watch(identifier)
         self.ask(identifier, "0", 20)
-        subscription = self.registry.events.subscribe(identifier, "0")
-        assert subscription is not None
+        subscription = self.subscribe(identifier, "0")
         with subscription.reader_context:
             self.read(subscription, 100)
         self.finish(child)
@@ -410,17 +350,6 @@ class DrainTests(CloseTests):
         self.assertEqual(self.consume(first), ["a", "\n"])
         self.assertEqual(self.consume(second), ["b", "\n", "c", "\n"])
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
-
-    def test_drain_ends_evaluations_in_time(self) -> None:
-        identifier, child = self.start()
-        closed = self.close(20)
-        self.world.clock.advance(19.999)
-        self.assertEqual(child.signals, [])
-        self.world.clock.advance(0.001)
-        self.assertEqual(child.signals, [15])
-        self.finish(child)
-        self.finish_close(closed)
-        self.assertEqual(self.consume(identifier), ["shutdown"])
 
     def test_queued_evaluation_does_not_begin_during_a_drain(self) -> None:
         _, child = self.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -46,32 +46,14 @@ class CallerTests(RegistryTestCase):
     def begin(self, caller: str, key: str | None = None, digest: bytes = b"") -> str:
         return self.registry.accept_form(self.upload(key, digest), caller)
 
-    def test_other_callers_neither_see_nor_cancel_the_evaluation(self) -> None:
-        identifier = self.begin("alice")
-        registry, child = self.registry, self.world.child
-        child.print(b"a\n")
-        for is_ended in (False, True):
-            for caller in ("bob", "", "alic", "alicee"):
-                questions: list[Coroutine[Deferred[object], object, object]] = [
-                    registry.events.read_page(identifier, "0", caller),
-                    registry.events.read_page(identifier, "2", caller, wait_seconds=5),
-                    registry.events.read_page(identifier, END, caller),
-                    registry.read_status(identifier, caller),
-                    registry.cancel_evaluation(identifier, caller),
-                ]
-                for question in questions:
-                    asked = Deferred.fromCoroutine(question)
-                    self.failureResultOf(asked, EvaluationNotFound)
-            self.assertEqual(child.signals, [])
-            if not is_ended:
-                self.finish(child)
-
     def test_requests_of_another_caller_do_not_delay_the_expiry(self) -> None:
         identifier = self.begin("alice")
         self.world.clock.advance(899)
         registry = self.registry
-        for ask in (registry.get_status, partial(registry.events.read_page_now, after_cursor=None)):
-            self.assertRaises(EvaluationNotFound, ask, identifier, caller="bob")
+        read_page = partial(registry.events.read_page_now, after_cursor=None)
+        for caller in ("bob", "", "alic", "alicee"):
+            for ask in (registry.get_status, read_page):
+                self.assertRaises(EvaluationNotFound, ask, identifier, caller=caller)
         self.expire(1)
         with self.assertRaises(EvaluationExpired):
             self.registry.events.read_page_now(identifier, None, "alice")
@@ -154,12 +136,8 @@ class KeptShareTestCase(RegistryTestCase):
         identifiers = []
         for _ in range(count):
             identifiers.append(self.registry.accept_form(self.upload(), caller))
-            self.print()
             self.finish(self.world.child)
         return identifiers
-
-    def print(self) -> None:
-        """Let the newest evaluation print nothing."""
 
 
 class KeptShareTests(KeptShareTestCase):
@@ -211,10 +189,7 @@ class KeptShareTests(KeptShareTestCase):
         (identifier,) = self.leave("alice")
         events = self.registry.records[identifier].events
         for is_observer, is_cut in ((True, False), (False, True), (False, False)):
-            subscription = self.registry.events.subscribe(
-                identifier, None, "alice", is_observer=is_observer
-            )
-            assert subscription is not None
+            subscription = self.subscribe(identifier, caller="alice", is_observer=is_observer)
             with contextlib.suppress(ServerBusy), subscription.reader_context:
                 counts = events.reader_count, events.read_only_client_count
                 self.assertEqual(counts, (int(not is_observer), int(is_observer)))

@@ -15,7 +15,7 @@ from tawebeval.web.server.channel import CLIENT_GONE_STATUS
 from tawebeval.web.server.messages import UNKNOWN_ROUTE
 from tests.cases.settings import with_constants
 from tests.cases.web import WebTestCase
-from tests.fakes.clients import MULTIPART, Connection, form, head, parts
+from tests.fakes.clients import Connection, form, head, parts
 
 STATUS = "/evaluation/<identifier>"
 
@@ -111,9 +111,8 @@ class CountTests(TrafficTestCase):
 
     def test_duration_of_a_form_begins_at_its_last_byte(self) -> None:
         body = form(parts())
-        connection = self.connect()
-        fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
-        connection.send(head("POST /evaluate", fields) + body[:-1])
+        connection = self.begin_form(len(body))
+        connection.send(body[:-1])
         self.service.reactor.advance(7)
         connection.send(body[-1:])
         self.assert_counted(("POST", "/evaluate", 200))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http_headers import Headers
 
@@ -233,12 +231,8 @@ class ServerSentTests(StreamTestCase):
             follower = self.follow(LineFollower, identifier, query, Last_Event_ID="2")
             self.assertEqual(follower.payloads, payloads)
 
-    def test_malformed_last_event_id_is_400(self) -> None:
+    def test_repeated_last_event_id_is_400(self) -> None:
         identifier = self.evaluate()
-        for value in ("x", "9", "-1", "\xff", "e" * 100):
-            follower = self.follow(SourceFollower, identifier, Last_Event_ID=value)
-            self.assertEqual(follower.answer.status, 400, value)
-            self.check_problem(follower.answer)
         self.assertEqual(
             self.exchange_bytes(
                 f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: localhost\r\n"
@@ -381,21 +375,11 @@ class EvictedEventsTests(StreamTestCase):
         self.events = self.service.registry.records[self.identifier].events
         self.events._threads = self.threads  # type: ignore[assignment]
 
-    def wait(self, query: str) -> Deferred[Any]:
-        asked = self.ask("GET", f"/evaluation/{self.identifier}/events{query}")
-        self.assertNoResult(asked)
-        return asked
-
     def settle(self) -> None:
         """Let the threads do all their work, and streams go on."""
         for _ in range(99):
             self.threads.finish()
             self.turn()
-
-    def damage(self) -> None:
-        stdout = self.events.stdout
-        assert stdout is not None
-        stdout._files.stdout[:1] = b"?"  # type: ignore[attr-defined]
 
     def test_client_that_leaves_a_stream_of_evicted_events_leaves_nothing(self) -> None:
         follower = self.follow(LineFollower, self.identifier)
@@ -409,18 +393,15 @@ class EvictedEventsTests(StreamTestCase):
 
         assert self.events.stdout is not None
         self.patch(type(self.events.stdout._files), "read_stdout", lambda *_: fail(0, 0))
-        asked = self.wait("")
+        asked = self.ask("GET", f"/evaluation/{self.identifier}/events")
+        self.assertNoResult(asked)
         self.threads.finish()
         answer = self.answer(asked)
         self.assertEqual((answer.status, answer.headers["retry-after"]), (503, "5"))
         for kind in FOLLOWERS:
             follower = self.follow(kind, self.identifier)
             self.settle()
-            self.assertFalse(follower.complete)
-            if isinstance(follower, SocketFollower):
-                self.assertEqual(follower.code, 1013)
-            else:
-                self.assertTrue(follower.connection.aborted)
+            self.check_cut(follower, 1013)
             follower.lose()
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from tests.cases.web import CAPACITY, END, StreamTestCase, Tokens
 from tests.fakes.clients import MULTIPART, Answer, form, parts
-from tests.fakes.streams import FOLLOWERS, Follower, LineFollower, SocketFollower
+from tests.fakes.streams import FOLLOWERS, Follower, LineFollower
 
 
 class ObserverTestCase(StreamTestCase):
@@ -41,9 +41,6 @@ class ObserverTestCase(StreamTestCase):
         self.assertEqual([event["payload"] for event in page["data"]], payloads)
         self.assertEqual(page["end"], END)
         self.assertIsNone(self.read(identifier, f"?after={END}", self.reader).json()["end"])
-
-    def check_forgotten(self, identifier: str) -> None:
-        self.read(identifier, "", self.reader, 410)
 
     def let_pass(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -89,7 +86,7 @@ class LifeTests(ObserverTestCase):
         self.let_pass(299)
         self.read(identifier, "", self.observer)
         self.let_pass(1)
-        self.check_forgotten(identifier)
+        self.read(identifier, "", self.reader, 410)
 
     def test_long_poll_of_the_reader_keeps_the_evaluation(self) -> None:
         identifier = self.begin()
@@ -128,11 +125,7 @@ class StreamTests(ObserverTestCase):
                 newest = self.service.registry.records[identifier].events.event_log.end_cursor
                 self.read(identifier, f"?after={newest}", self.reader)
             follower.take()
-            self.assertFalse(follower.complete)
-            if isinstance(follower, SocketFollower):
-                self.assertEqual(follower.code, 4410)
-            else:
-                self.assertTrue(follower.connection.aborted)
+            self.check_cut(follower, 4410)
             got = len(follower.payloads)
             problem = self.read(identifier, f"?after={got}", self.observer, 410).json()
             self.assertEqual(problem["oldest"], str(newest))

@@ -306,11 +306,6 @@ class UnavailablePeerTests(SeveralTestCase):
         self.assertEqual(self.warnings, [])
 
     def test_lists_at_once_are_bounded_for_a_caller_and_for_all(self) -> None:
-        for bound, status in (("quota", 429), ("total", 503)):
-            self.check_bound(bound, status)
-
-    def check_bound(self, bound: str, status: int) -> None:
-        """Check that the third list is refused where this bound is 2."""
         budget = self.services["a"].context.lists.joint_lists_budget
         waiting: list[Deferred[Any]] = []
 
@@ -318,23 +313,21 @@ class UnavailablePeerTests(SeveralTestCase):
             waiting.append(Deferred())
             return waiting[-1]
 
-        def finish() -> None:
-            while waiting:
-                waiting.pop().callback(MadeResponse(503, b""))
-
         self.fates["b"] = wait
-        with mock.patch.object(budget, bound, 2):
-            first, second = self.send("a"), self.send("a")
-            refused = self.ask("a", status=status)
-            self.assertEqual(refused.headers["Retry-After"], "1")
-            self.assertIn("too many lists over all daemons", refused.json()["detail"])
-            first.lose()  # which ends its list
-            third = self.send("a")
-            del waiting[0]  # it is cancelled
-            finish()
-            for answered in (second, third):
-                self.assertEqual(answered.answer().json()["away"], ["b"])
-        self.assertEqual(self.services["a"].context.lists.joint_lists_budget.used, 0)
+        for bound, status in (("quota", 429), ("total", 503)):
+            with mock.patch.object(budget, bound, 2):
+                first, second = self.send("a"), self.send("a")
+                refused = self.ask("a", status=status)
+                self.assertEqual(refused.headers["Retry-After"], "1")
+                self.assertIn("too many lists over all daemons", refused.json()["detail"])
+                first.lose()  # which ends its list
+                third = self.send("a")
+                del waiting[0]  # it is cancelled
+                while waiting:
+                    waiting.pop().callback(MadeResponse(503, b""))
+                for answered in (second, third):
+                    self.assertEqual(answered.answer().json()["away"], ["b"])
+            self.assertEqual(budget.used, 0)
 
 
 class RequestTests(SeveralTestCase):

@@ -159,13 +159,6 @@ class PageTests(WebTestCase):
         self.assertEqual(answer.json()["data"], [])
         self.assertNotIn("preference-applied", answer.headers)
 
-    def test_legacy_head_neither_waits_nor_acknowledges(self) -> None:
-        identifier = self.evaluate(b"a\nb\n")
-        self.assertEqual(
-            self.exchange(f"HEAD /evaluation_events?evaluation={identifier}&after=3").status, 200
-        )
-        self.assertEqual(len(self.page(identifier)["data"]), 3)
-
 
 FILE = {"field": "source", "filename": "solution.py", "size": 8, "text": "print()\n"}
 

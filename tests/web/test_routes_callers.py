@@ -9,7 +9,7 @@ from tawebeval.evaluations import service
 from tawebeval.linux import filetree
 from tawebeval.web import upload
 from tests.cases.web import CallerTestCase, WebTestCase
-from tests.fakes.clients import MULTIPART, Answer, Connection, form, head, parts
+from tests.fakes.clients import MULTIPART, Answer, Connection, form, parts
 
 
 class TokenTests(CallerTestCase):
@@ -37,9 +37,7 @@ class TokenTests(CallerTestCase):
         self.call("GET", "/evaluation/x", 404, "alice")
 
     def test_401_comes_before_the_body_and_nothing_is_kept(self) -> None:
-        fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
-        connection = self.connect()
-        connection.send(head("POST /evaluate", {**fields, "Expect": "100-continue"}))
+        connection = self.begin_form(50_000, Expect="100-continue")
         answer = connection.answer()
         self.assertEqual(answer.status, 401)
         self.assertEqual(answer.headers["WWW-Authenticate"], "Bearer")
@@ -68,9 +66,7 @@ class TokenTests(CallerTestCase):
         for _ in range(2):
             self.begin("alice")
         self.assertGreater(int(self.begin("alice", 429).headers["retry-after"]), 0)
-        connection = self.connect()
-        fields = {"Content-Type": MULTIPART, "Authorization": self.headers["alice"]}
-        connection.send(head("POST /evaluate", {**fields, "Content-Length": "50000"}))
+        connection = self.begin_form(50_000, Authorization=self.headers["alice"])
         self.assertEqual(connection.answer().status, 429)
         self.begin("bob")
 
@@ -81,9 +77,7 @@ class TokenTests(CallerTestCase):
             child.end(0)
         self.service.world.turn()
         self.assertEqual(self.begin("alice", 429).headers["retry-after"], "30")
-        connection = self.connect()
-        fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
-        connection.send(head("POST /evaluate", {**fields, "Authorization": self.headers["alice"]}))
+        connection = self.begin_form(50_000, Authorization=self.headers["alice"])
         self.assertEqual(connection.answer().status, 429)
         self.call("DELETE", f"/evaluation/{identifier}", 204, "alice")
         self.begin("alice", 429)
@@ -110,9 +104,7 @@ class UnfinishedFormTests(CallerTestCase):
     )
 
     def send_part(self, caller: str) -> Connection:
-        connection = self.connect()
-        authorization = {"Authorization": self.headers[caller], "Content-Type": MULTIPART}
-        connection.send(head("POST /evaluate", {**authorization, "Content-Length": "19000"}))
+        connection = self.begin_form(19_000, Authorization=self.headers[caller])
         if not connection.received:
             connection.send(form(parts(source=b"x" * 18_000))[:4_000])
         return connection

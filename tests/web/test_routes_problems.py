@@ -22,7 +22,7 @@ from tawebeval.web.statements import (
     MAX_STATEMENT_BYTES,
 )
 from tests.cases.web import CallerTestCase, Tokens, WebTestCase
-from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
+from tests.fakes.clients import MULTIPART, Answer, Part, form, parts
 from tests.fakes.world import OID
 
 URL = "https://example.org/problem.git"
@@ -97,9 +97,7 @@ class ProblemTests(WebTestCase):
             answer = self.submit(name, status=404).json()
             self.assertIn("GET /problems", answer["detail"])
         self.submit("%6fne")
-        connection = self.connect()
-        fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
-        connection.send(head("POST /problems/three/evaluate", fields))
+        connection = self.begin_form(50_000, "/problems/three/evaluate")
         self.assertEqual(connection.answer().status, 404)
         for path in ("/problems/one/evaluate/", "/problems/three", "/problems/evaluate"):
             self.request("GET", path, 404)
@@ -441,4 +439,5 @@ class TokenTests(CallerTestCase):
     def test_restricted_read_only_token_only_reads(self) -> None:
         self.add_token("student", is_read_only=True, problems=["one"])
         self.submit("one", 403)
-        self.call("GET", "/problems", 200, "student")
+        for method in ("GET", "HEAD"):
+            self.call(method, "/problems", 200, "student")

@@ -16,7 +16,7 @@ from tawebeval.config import (
 from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.workspace import derive_directory_name
 from tests.cases.web import CallerTestCase, Tokens, WebTestCase
-from tests.fakes.clients import MULTIPART, Answer, Part, form, head, parts
+from tests.fakes.clients import MULTIPART, Answer, Part, form, parts
 from tests.fakes.world import OID
 
 OTHER = "d" * 40
@@ -184,14 +184,11 @@ class RerunTests(RerunTestCase):
     def test_repeated_rerun_is_410_if_its_key_is_forgotten_during_the_upload(self) -> None:
         place = self.begin()
         self.finish()
-        headers = {"Content-Type": MULTIPART, "Idempotency-Key": "k"}
         again = self.rerun(place, **{"Idempotency-Key": "k"}).json()["id"]
         self.finish()
         self.page(place.rpartition("/")[2], "?after=end")
         body = form(parts())
-        connection = self.connect()
-        headers["Content-Length"] = str(len(body))
-        connection.send(head(f"POST {place}/rerun", headers))
+        connection = self.begin_form(len(body), f"{place}/rerun", **{"Idempotency-Key": "k"})
         self.page(again, "?after=end")
         connection.send(body)
         self.assertEqual(connection.answer().status, 410)

@@ -8,11 +8,13 @@ from unittest import mock
 
 from tawebeval.config import Configuration, ProblemSettings
 from tests.cases.web import CallerTestCase, StreamTestCase, Tokens
-from tests.fakes.clients import MULTIPART, Part, form, head
+from tests.fakes.clients import Part, form
 from tests.fakes.streams import FOLLOWERS
 from tests.fakes.world import EPOCH, read_again
 
 OID = "a" * 40
+PATH = "/problems/one/evaluate"
+BODY = form([Part("submission[source]", b"x", "a.py")])
 
 
 class SupervisorTestCase(StreamTestCase, CallerTestCase):
@@ -34,9 +36,7 @@ class SupervisorTestCase(StreamTestCase, CallerTestCase):
     }
 
     def submit(self, key: str, status: int = 200) -> str:
-        path = "/problems/one/evaluate"
-        body = form([Part("submission[source]", b"x", "a.py")])
-        found = self.post(status, body, path, Authorization=self.headers[key]).json()
+        found = self.post(status, BODY, PATH, Authorization=self.headers[key]).json()
         return str(found.get("evaluation_id"))
 
     def reload(self, **lines: str) -> None:
@@ -138,10 +138,7 @@ class DeadlineTests(SupervisorTestCase):
         ):
             self.service.reactor.advance(seconds)
             for key in ("ann", "bob", "site"):
-                connection = self.connect()
-                fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
-                fields["Authorization"] = self.headers[key]
-                connection.send(head("POST /problems/one/evaluate", fields))
+                connection = self.begin_form(50_000, PATH, Authorization=self.headers[key])
                 if status == 200:
                     self.assertEqual(connection.received, b"")
                 else:
@@ -163,12 +160,10 @@ class DeadlineTests(SupervisorTestCase):
     def test_form_that_is_complete_after_the_end_is_403(self) -> None:
         self.configure(closes=self.closes)
         self.service.reactor.advance(119)
-        connection, body = self.connect(), form([Part("submission[source]", b"x", "a.py")])
-        fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
-        fields["Authorization"] = self.headers["ann"]
-        connection.send(head("POST /problems/one/evaluate", fields) + body[:-8])
+        connection = self.begin_form(len(BODY), PATH, Authorization=self.headers["ann"])
+        connection.send(BODY[:-8])
         self.service.reactor.advance(1)
-        connection.send(body[-8:])
+        connection.send(BODY[-8:])
         self.turn()
         self.assertEqual(connection.answer().status, 403)
         self.assertEqual(self.service.registry.records.last_sequence_number, 0)
@@ -176,13 +171,12 @@ class DeadlineTests(SupervisorTestCase):
 
     def test_repeated_request_is_answered_after_the_end(self) -> None:
         self.configure(closes=self.closes)
-        body = form([Part("submission[source]", b"x", "a.py")])
         headers = {"Authorization": self.headers["ann"], "Idempotency-Key": "k"}
-        first = self.post(200, body, "/problems/one/evaluate", **headers).json()
+        first = self.post(200, BODY, PATH, **headers).json()
         self.service.reactor.advance(120)
-        self.assertEqual(self.post(200, body, "/problems/one/evaluate", **headers).json(), first)
+        self.assertEqual(self.post(200, BODY, PATH, **headers).json(), first)
         headers["Idempotency-Key"] = "other"
-        self.post(403, body, "/problems/one/evaluate", **headers)
+        self.post(403, BODY, PATH, **headers)
 
     def test_only_the_supervisor_reruns_after_the_deadline_with_the_old_time(self) -> None:
         self.configure(closes=self.closes)
@@ -253,11 +247,11 @@ class DeadlineTests(SupervisorTestCase):
 
     def test_run_on_an_own_input_and_its_rerun_do_not_count(self) -> None:
         self.configure()
-        path, headers = "/problems/one/evaluate", {"Authorization": self.headers["ann"]}
+        headers = {"Authorization": self.headers["ann"]}
         body = form([Part("submission[source]", b"x", "a.py"), Part("submission[own_input]", b"1")])
-        self.post(400, body, path, **headers)
+        self.post(400, body, PATH, **headers)
         self.configure(own_input=True)
-        first = self.post(200, body, path, **headers).json()["evaluation_id"]
+        first = self.post(200, body, PATH, **headers).json()["evaluation_id"]
         self.finish()
         rerun = f"/evaluation/{first}/rerun?evaluator=current"
         again = self.post(200, form([Part("metadata[x]", b"y")]), rerun, **headers).json()

@@ -182,9 +182,7 @@ class GivenUpTests(RawTestCase):
         before = len(os.listdir("/proc/self/fd"))
         body = form(parts(source=b"x" * 2 * WRITE_BATCH_BYTES))
         for length in (0, 1, 200, WRITE_BATCH_BYTES + 1000, len(body) - 1):
-            connection = self.connect()
-            fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
-            connection.send(head("POST /evaluate", fields))
+            connection = self.begin_form(len(body))
             connection.send(body[:length])
             if length > WRITE_BATCH_BYTES:
                 self.assertEqual(len(self.service.leftovers()), 1)

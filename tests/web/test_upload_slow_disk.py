@@ -12,7 +12,7 @@ from tawebeval.config import Configuration, HttpSettings, LimitSettings
 from tawebeval.web.upload import WRITE_BATCH_BYTES
 from tests.cases.settings import with_constants
 from tests.cases.web import RawTestCase
-from tests.fakes.clients import MULTIPART, Connection, Service, form, head, parts
+from tests.fakes.clients import Connection, Service, form, parts
 from tests.fakes.world import SlowThreads
 
 BODY = form(parts(source=b"x" * 4 * WRITE_BATCH_BYTES))
@@ -48,12 +48,6 @@ class SlowDiskTests(RawTestCase):
         self.threads.finish()
         super().close()
 
-    def begin(self, body: bytes = BODY) -> Connection:
-        connection = self.connect()
-        fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
-        connection.send(head("POST /evaluate", fields))
-        return connection
-
     def send(self, connection: Connection, body: bytes) -> bytes:
         while body and connection.transport.producerState == "producing":
             connection.send(body[:READ])
@@ -62,7 +56,7 @@ class SlowDiskTests(RawTestCase):
 
     def stuck(self) -> tuple[Connection, bytes]:
         """Return a connection that is not read, as the disk is slow, and the rest of its body."""
-        connection = self.begin()
+        connection = self.begin_form(len(BODY))
         rest = self.send(connection, BODY)
         self.assertTrue(rest)
         self.assertEqual(connection.transport.producerState, "paused")
@@ -114,7 +108,7 @@ class SlowDiskTests(RawTestCase):
             return call_later(seconds, *call)
 
         self.patch(reactor, "callLater", check_and_call)
-        connection = self.begin()
+        connection = self.begin_form(len(BODY))
         reactor.rightNow += WINDOW + 1  # and the reactor has had no time to call
         rest = self.send(connection, BODY)
         reactor.advance(0)
@@ -126,7 +120,7 @@ class SlowDiskTests(RawTestCase):
 
     def test_slow_client_is_408_despite_pauses_for_the_disk(self) -> None:
         self.unwritten.size_bytes = 2**30
-        connection = self.begin()
+        connection = self.begin_form(len(BODY))
         start = BODY.index(b"x" * 100)
         connection.send(BODY[:start])
         for at in range(start, start + int(WINDOW) - 1):
@@ -144,7 +138,7 @@ class SlowDiskTests(RawTestCase):
 
     def test_client_that_goes_while_a_thread_writes_leaves_nothing(self) -> None:
         connection, _ = self.stuck()
-        small = self.begin(SMALL)
+        small = self.begin_form(len(SMALL))
         small.send(SMALL)
         for each in (connection, small):
             each.lose()
@@ -154,7 +148,7 @@ class SlowDiskTests(RawTestCase):
 
     def test_failing_disk_is_503_for_large_and_small_forms(self) -> None:
         connection, rest = self.stuck()
-        small = self.begin(SMALL)
+        small = self.begin_form(len(SMALL))
         small.send(SMALL)
         (self.root / "slow" / "uploads").rmdir()
         with capturedLogs():

@@ -60,23 +60,6 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one, two")
         self.assertEqual((self.writer.directory / other).read_bytes(), b"")
 
-    def test_large_form_is_written_in_batches_while_it_arrives(self) -> None:
-        sent = [bytes([number]) * (WRITE_BATCH_BYTES // 3) for number in range(20)]
-        self.writer.begin_file(FILE)
-        for content in sent[:-1]:
-            self.writer.add_content(content)
-            if self.source.paused:
-                self.assertEqual(len(self.threads.waiting), 1)
-                self.threads.step()
-        self.writer.begin_file(FILE.parent.with_name("b") / "last")
-        self.writer.add_content(sent[-1])
-        finished = self.finish()
-        self.threads.finish()
-        self.successResultOf(finished)
-        self.assertEqual((self.writer.directory / FILE).read_bytes(), b"".join(sent[:-1]))
-        self.assertEqual((self.writer.directory / "submission/b/last").read_bytes(), sent[-1])
-        self.assertEqual(self.unwritten.size_bytes, 0)
-
     def test_next_batch_is_gathered_while_one_is_written(self) -> None:
         self.begin()
         self.writer.add_content(HALF)
@@ -118,15 +101,6 @@ class WriterTests(SynchronousTestCase):
         self.abandon()
         self.assertEqual((self.gone, self.unwritten.size_bytes), (["form"], 0))
 
-    def test_disk_error_of_the_last_write_is_reported_once(self) -> None:
-        self.begin()
-        self.writer.add_content(HALF)
-        finished = self.finish()
-        self.place.rmdir()
-        self.threads.step()
-        self.failureResultOf(finished, FileNotFoundError)
-        self.assertEqual((self.source.refused, self.threads.waiting), ([], []))
-
     def test_partial_write_is_an_error_that_names_the_file(self) -> None:
         self.begin()
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -140,27 +114,6 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual(error.errno, errno.EFBIG)
         self.assertEqual(error.filename, str(self.writer.directory / FILE))
         self.assertEqual((self.writer.directory / FILE).stat().st_size, 1000)
-
-    def test_abandoned_form_is_not_written(self) -> None:
-        self.writer.begin_file(FILE)
-        self.writer.add_content(HALF)
-        self.abandon()
-        self.assertEqual((self.gone, self.unwritten.size_bytes), (["form"], 0))
-        self.writer, self.gone = self.make("other"), []
-        self.begin()
-        self.writer.add_content(HALF)
-        self.abandon()
-        self.assertEqual((self.gone, self.unwritten.size_bytes), ([], WRITE_BATCH_BYTES + 1024))
-        self.threads.step()
-        self.assertEqual((self.gone, self.unwritten.size_bytes), (["form"], 0))
-        self.assertEqual(self.threads.waiting, [])
-
-    def test_disk_error_of_an_abandoned_form_refuses_nothing(self) -> None:
-        self.begin()
-        self.abandon()
-        self.place.rmdir()
-        self.threads.step()
-        self.assertEqual((self.gone, self.source.refused), (["form"], []))
 
     def test_cancelled_wait_does_not_stop_the_write(self) -> None:
         self.begin()

@@ -354,9 +354,9 @@ class PendingBytesTests(CallbacksTestCase):
 
 
 class OpenTests(SynchronousTestCase):
-    def open(self, settings: CallbackSettings) -> CallbackQueue:
+    def open(self, settings: CallbackSettings, **environment: str) -> CallbackQueue:
         reactor: Any = MemoryReactorClock()
-        return make_callback_queue(settings, {}, FakeResolver(), reactor, bytes, lambda: 0)
+        return make_callback_queue(settings, environment, FakeResolver(), reactor, bytes, lambda: 0)
 
     def test_callbacks_are_refused_without_a_file_of_secrets(self) -> None:
         callbacks = self.open(CallbackSettings())
@@ -365,9 +365,10 @@ class OpenTests(SynchronousTestCase):
         self.assertEqual(list(callbacks.list_reloadable_files()), [])
 
     def test_secrets_are_read_at_the_start_and_by_a_reload(self) -> None:
-        secrets = Path(self.mktemp())
+        secrets = Path(self.mktemp(), "callback-secrets")
+        secrets.parent.mkdir()
         secrets.write_text(f"* {format_secret(OLD)}")
-        callbacks = self.open(CallbackSettings(str(secrets)))
+        callbacks = self.open(CallbackSettings(), CREDENTIALS_DIRECTORY=str(secrets.parent))
         self.assertEqual(callbacks.create_callback(URL, "").url, URL)
         secrets.write_text(f"alice {format_secret(OLD)}")
         (reloadable,) = callbacks.list_reloadable_files()

@@ -18,9 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.privileges import find_secret_file
 from tawebeval.webhooks.signing import (
-    SECRETS_CREDENTIAL,
     SigningSecrets,
     parse_secrets,
     read_signing_secrets,
@@ -140,19 +138,3 @@ class SecretsFileTests(SynchronousTestCase):
         (event,) = logged
         self.assertEqual(event["log_level"], LogLevel.warn)
         self.assertIn(str(self.path), formatEvent(event))
-
-
-class FindTests(SynchronousTestCase):
-    def test_configured_file_wins_over_that_of_systemd(self) -> None:
-        folder = Path(self.mktemp()).absolute()
-        folder.mkdir()
-        environment = {"CREDENTIALS_DIRECTORY": str(folder)}
-        self.assertEqual(find_secret_file("/x/y", SECRETS_CREDENTIAL, environment), Path("/x/y"))
-        for nowhere in (environment, {}):
-            self.assertIsNone(find_secret_file("", SECRETS_CREDENTIAL, nowhere))
-        Path("callback-secrets").touch()  # where the daemon happens to be started
-        self.assertIsNone(find_secret_file("", SECRETS_CREDENTIAL, {}))
-        (folder / "callback-secrets").write_text("")
-        self.assertEqual(
-            find_secret_file("", SECRETS_CREDENTIAL, environment), folder / "callback-secrets"
-        )

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IHalfCloseableDescriptor, IReadDescripto
 from zope.interface import alsoProvides
 
 from tests.cases.web import RawTestCase, StreamTestCase
-from tests.fakes.clients import MULTIPART, Connection, form, head, parts
+from tests.fakes.clients import Connection, form, head, parts
 from tests.fakes.streams import LineFollower, SocketFollower
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -173,11 +173,7 @@ class CloseConnectionTests(LeavingTestCase):
     def upload(self) -> tuple[Connection, bytes]:
         """Return a connection on which half a form has come, and the rest of it."""
         body = form(parts(source=b"x" * 5000))
-        connection = self.connect()
-        connection.send(
-            b"POST /evaluate HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
-            % (MULTIPART.encode(), len(body))
-        )
+        connection = self.begin_form(len(body))
         connection.send(body[:3000])
         return connection, body[3000:]
 
