@@ -53,7 +53,7 @@ from tawebeval.core.form import (
     parse_limits,
     parse_submission_file,
 )
-from tawebeval.daemon.configuration import check_visible_paths, read_configuration
+from tawebeval.daemon.configuration import check_sandbox_paths, read_configuration
 from tawebeval.daemon.process import reset_inherited_signals, use_monotonic_clock
 from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure, InvalidField, format_size
@@ -234,7 +234,7 @@ def check_local_options(
         configuration = read_configuration(config)
         chosen = parse_limits(limits, configuration.limits.requestable_ranges)
         name = parse_environment_name(environment or "", configuration.environments)
-        check_visible_paths(configuration, config, os.environ)
+        check_sandbox_paths(configuration, config, os.environ)
     return LocalEvaluationOptions(root, configuration, directory or "", name, chosen)
 
 

@@ -31,7 +31,7 @@ from tawebeval.core.events import EventMemory
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.tokens import LinkSigner
 from tawebeval.daemon.endpoints import (
-    build_url,
+    build_page_url,
     explain_listen_error,
     find_exposed_endpoints,
     make_listener,
@@ -60,7 +60,7 @@ from tawebeval.daemon.startup import (
     DiskSync,
     StartupChecks,
     derive_daemon_label,
-    describe_starter_limits,
+    describe_limits_on_starter,
     open_authentication,
     open_metrics_authentication,
     open_starter,
@@ -266,11 +266,11 @@ class Daemon(MultiService):
         """Start all parts. Raises: SystemExit, with a message."""
         if self.log_writer is not None:
             self._start_log_thread(self.log_writer.line_writer)
-            self.log_writer.on_error = make_error_reporter(os.environ, self._reactor)
+            self.log_writer.on_error_logged = make_error_reporter(os.environ, self._reactor)
         super().startService()
         for part in self._list_listeners():
             if part.endpoint.port is not None:
-                page = build_url(
+                page = build_page_url(
                     part.name or "", part.endpoint.port.getHost(), self._site.settings.base_path
                 )
                 log.info("ready: {page} (page), API at {page}evaluate", page=page)
@@ -383,7 +383,7 @@ class ThreadPools:
     _reactor: Any
     pools: list[WorkerThreads] = attrs.field(factory=list)
 
-    def make_threads(self, count: int, name: str, **options: bool) -> WorkerThreads:
+    def make_pool(self, count: int, name: str, **options: bool) -> WorkerThreads:
         """Return a pool of `count` threads."""
         threads = WorkerThreads.create(self._reactor, count, name, **options)
         self.pools.append(threads)
@@ -391,7 +391,7 @@ class ThreadPools:
 
     def make_resolver(self, count: int, name: str) -> SystemResolver:
         """Return a resolver. A silent name server blocks one of its threads for a minute."""
-        threads = self.make_threads(count, name, abandons_running_calls=True)
+        threads = self.make_pool(count, name, abandons_running_calls=True)
         return SystemResolver(threads, FairQueue(count, running_per_caller=(count + 1) // 2))
 
 
@@ -404,7 +404,7 @@ def open_starter_and_cgroups(
     """
     launcher, is_lasting = open_starter(configuration, os.environ, directories.state_directory)
     if is_lasting:
-        for found in describe_starter_limits(configuration, launcher.starter):
+        for found in describe_limits_on_starter(configuration, launcher.starter):
             if isinstance(found, SetupProblem):
                 log.warn("the starter's {problem}", problem=str(found))
         if launcher.starter.cgroups:
@@ -423,7 +423,7 @@ class AssemblyContext:
     configuration: Configuration
     directories: DaemonDirectories
     reactor: Any
-    threads: ThreadPools
+    thread_pools: ThreadPools
     file_tree_threads: WorkerThreads  # they check out, measure and remove trees
     disk_threads: WorkerThreads  # they check and sync disks and directories, any of which may hang
     store: EvaluationStore
@@ -440,7 +440,7 @@ def open_evaluator_sandbox(base: AssemblyContext) -> Sandbox:
     state, runner = base.directories.state_directory, base.configuration.runner
     if runner.kind == "local" and not base.inherited_resources.job_names:
         return base.sandbox
-    threads = base.threads.make_threads(1, "slurm", abandons_running_calls=True)
+    threads = base.thread_pools.make_pool(1, "slurm", abandons_running_calls=True)
     commands = SlurmCommands(base.reactor, threads, derive_daemon_label(state))
     base.reactor.callWhenRunning(commands.poll_queue)  # for jobs that no evaluation has
     if runner.kind == "local":
@@ -454,7 +454,7 @@ def build_repositories(base: AssemblyContext, keyring: GitKeyring) -> Repository
     settings, directories = base.configuration.repositories, base.directories
     policy = HostPolicy(settings.allow_hosts, settings.private_networks)
     remotes = RemoteResolver(
-        CheckedResolver(policy, base.threads.make_resolver(12, "servers"), base.reactor),
+        CheckedResolver(policy, base.thread_pools.make_resolver(12, "servers"), base.reactor),
         (directories.repositories, directories.uploads, directories.evaluations),
         settings.protocols,
     )
@@ -492,13 +492,13 @@ def build_archive(base: AssemblyContext) -> EvaluationArchive | None:
         # More than the daemon needs to be ready.
         base.configuration.limits.free_disk_for_readiness * 9 // 8,
         base.store,
-        base.threads.make_threads(WRITER_THREADS, "archive", abandons_running_calls=True),
-        base.threads.make_threads(READER_THREADS, "archived", abandons_running_calls=True),
+        base.thread_pools.make_pool(WRITER_THREADS, "archive", abandons_running_calls=True),
+        base.thread_pools.make_pool(READER_THREADS, "archived", abandons_running_calls=True),
         format_rfc3339_time,
     )
 
 
-def build_registry(
+def build_evaluation_registry(
     base: AssemblyContext, repositories: RepositoryCache, callbacks: CallbackQueue
 ) -> EvaluationRegistry:
     """Return the registry of evaluations, with its context."""
@@ -513,8 +513,8 @@ def build_registry(
         sandbox=open_evaluator_sandbox(base),
         limit_monitor=LimitMonitor(
             base.reactor,
-            base.threads.make_threads(1, "watch"),
-            base.threads.make_threads(2, "count"),
+            base.thread_pools.make_pool(1, "watch"),
+            base.thread_pools.make_pool(2, "count"),
         ),
         # The servers of one caller may be slow, so a caller has half of the slots at most.
         fetch_slots=FairQueue(fetches, running_per_caller=(fetches + 1) // 2),
@@ -529,7 +529,7 @@ def build_registry(
         configuration.callers.running,
         configuration.callers.queued,
     )
-    key, name = base.directories.identifier_mac_key, configuration.service.name
+    key, name = base.directories.mac_key_content, configuration.service.name
     identities = IdentifierIssuer(key, os.urandom, name)
     return EvaluationRegistry(context, identities, bounds, base.directories.evaluations, callbacks)
 
@@ -541,12 +541,12 @@ def build_application(
     health_and_metrics: HealthAndMetrics,
 ) -> KleinApplication:
     """Return the API over HTTP."""
-    uploads, key = base.directories.uploads, base.directories.identifier_mac_key
+    uploads, key = base.directories.uploads, base.directories.mac_key_content
     receivers = FormReceiverFactory(
-        registry, uploads, base.threads.make_threads(8, "upload"), os.urandom
+        registry, uploads, base.thread_pools.make_pool(8, "upload"), os.urandom
     )
     signer = LinkSigner(key)
-    resolver = base.threads.make_resolver(2, "peers")
+    resolver = base.thread_pools.make_resolver(2, "peers")
     return KleinApplication(
         WebContext(
             registry,
@@ -604,7 +604,7 @@ def build_daemon(
     """
     threads = ThreadPools(reactor)
     authentication = open_authentication(configuration, reactor)
-    store_thread = threads.make_threads(1, "store", abandons_running_calls=True)
+    store_thread = threads.make_pool(1, "store", abandons_running_calls=True)
     store = EvaluationStore.open(
         directories.state_directory / STORE_FILENAME, store_thread, reactor
     )
@@ -614,9 +614,9 @@ def build_daemon(
         configuration=configuration,
         directories=directories,
         reactor=reactor,
-        threads=threads,
-        file_tree_threads=threads.make_threads(20, "work"),
-        disk_threads=threads.make_threads(4, "check"),
+        thread_pools=threads,
+        file_tree_threads=threads.make_pool(20, "work"),
+        disk_threads=threads.make_pool(4, "check"),
         store=store,
         inherited_resources=inherited,
         cgroups=cgroups,
@@ -625,13 +625,13 @@ def build_daemon(
 
     credentials_directory = os.environ.get("CREDENTIALS_DIRECTORY", "")
     credentials = configuration.repositories.credentials
-    keyring = GitKeyring(credentials, credentials_directory, directories.identifier_mac_key)
+    keyring = GitKeyring(credentials, credentials_directory, directories.mac_key_content)
     repositories = build_repositories(base, keyring)
     receivers = threads.make_resolver(8, "receivers")
     callbacks = make_callback_queue(
         configuration.callbacks, os.environ, receivers, reactor, os.urandom, time
     )
-    registry = build_registry(base, repositories, callbacks)
+    registry = build_evaluation_registry(base, repositories, callbacks)
     context = registry.context
     disks = [
         DiskCheck("state", directories.evaluations, base.disk_threads, reactor),
@@ -660,7 +660,7 @@ def build_daemon(
         DaemonMetrics(
             application=application,
             repository_cache=repositories,
-            callbacks=callbacks,
+            callback_queue=callbacks,
             site=site,
             reactor_lag=reactor_lag,
             line_writer=log_writer.line_writer if log_writer else None,

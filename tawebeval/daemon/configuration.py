@@ -34,10 +34,10 @@ def check_configuration(path: Path | None) -> None:
 
     Not the secret files that it names: systemd closes those of LoadCredential= to a reload.
     """
-    check_visible_paths(read_configuration(path), path, os.environ)
+    check_sandbox_paths(read_configuration(path), path, os.environ)
 
 
-def check_visible_paths(
+def check_sandbox_paths(
     configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
 ) -> None:
     """Check that evaluators can run in all environments and see no private path. Blocks.

@@ -26,7 +26,7 @@ from twisted.internet.endpoints import serverFromString
 from tawebeval.config import Configuration
 from tawebeval.core.hosts import CLIENT_HEADER, TrustedProxies
 from tawebeval.daemon.configuration import (
-    check_visible_paths,
+    check_sandbox_paths,
     locate_directories,
     read_configuration,
 )
@@ -36,8 +36,8 @@ from tawebeval.daemon.startup import (
     CACHE_DIRECTORY_ENTRIES,
     STARTER_SOCKET_VARIABLE,
     STATE_DIRECTORY_ENTRIES,
-    check_key_file,
-    describe_starter_limits,
+    check_mac_key_file,
+    describe_limits_on_starter,
     find_existing_ancestor,
     open_starter,
 )
@@ -173,7 +173,7 @@ def _check_key(daemon: ExaminedDaemon) -> Iterator[str]:
     if mode & _OTHERS:
         what = f"{path}: other users can read the key and forge identifiers"
         raise ConfigurationError(what, f"chmod 600 {path}")
-    check_key_file(path)
+    check_mac_key_file(path)
     yield str(path)
 
 
@@ -299,7 +299,7 @@ def _find_network(daemon: ExaminedDaemon) -> Iterator[SetupProblem]:
 
 
 def _check_paths(daemon: ExaminedDaemon) -> Iterator[str]:
-    check_visible_paths(daemon.configuration, daemon.configuration_file, daemon.environment)
+    check_sandbox_paths(daemon.configuration, daemon.configuration_file, daemon.environment)
     if names := daemon.configuration.environments:
         yield f"evaluators can run in {', '.join(names)}"
 
@@ -319,7 +319,7 @@ def _check_starter(daemon: ExaminedDaemon) -> Iterator[str | SetupProblem]:
         return
     yield "evaluations outlive the daemon"
     try:
-        yield from describe_starter_limits(daemon.configuration, launcher.starter)
+        yield from describe_limits_on_starter(daemon.configuration, launcher.starter)
     finally:
         launcher.close()
 

@@ -28,7 +28,7 @@ _SETTING = re.compile(r"((?:[^=\\]|\\.)*)=(.*)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
-def build_url(endpoint: str, address: Any, base_path: str) -> str:
+def build_page_url(endpoint: str, address: Any, base_path: str) -> str:
     """Return the URL of the page at an open endpoint, as a program of this machine reaches it.
 
     `address` is the port's own address. A UNIX socket stands in the URL as in those of nginx.

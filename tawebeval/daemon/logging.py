@@ -52,7 +52,7 @@ _SECRET = re.compile(
 )
 _FLUSH_SECONDS = 0.5  # for which the shutdown waits for Sentry
 
-MAX_QUEUED_LINE_BYTES = 2**20
+MAX_LINE_QUEUE_BYTES = 2**20
 """Maximum memory of the lines that are not written yet, in bytes."""
 
 LineFormatter = Callable[[LogEvent], str]
@@ -66,7 +66,7 @@ class LogWriter:
     """Log observer that writes events of at least `level` to `file`, formatted by `format`.
 
     With `has_priorities` each line begins with its priority (sd-daemon(3)). `line_writer` counts
-    lost events. Each error is also given to `on_error`.
+    lost events. Each error is also given to `on_error_logged`.
 
     Without free descriptors Twisted logs three events for each connection that it closes, and
     clients reconnect at once. One message a minute replaces these events.
@@ -79,7 +79,7 @@ class LogWriter:
     line_writer: LineWriter = attrs.field(init=False)
     _read_clock: Callable[[], float] = time.monotonic
     _next_warning: float = 0.0  # clock time from which accept failures are logged again
-    on_error: Callable[[LogEvent], object] = lambda event: None
+    on_error_logged: Callable[[LogEvent], object] = lambda event: None
 
     def __attrs_post_init__(self) -> None:
         self.line_writer = LineWriter(self._file)
@@ -99,7 +99,7 @@ class LogWriter:
             self.line_writer.write_line(text)
         is_error = _LEVELS[get_level_name(event)] >= _LEVELS["error"]
         if is_error and event.get("log_namespace") != "stderr":  # where handlers may write to
-            self.on_error(event)
+            self.on_error_logged(event)
 
     def _warn_of_descriptors(self) -> None:
         now = self._read_clock()
@@ -203,13 +203,13 @@ def open_log(
     if name == "-":
         if not options["nodaemon"]:
             return None
-        return open_stream_log(settings, sys.stdout, environment)
+        return make_stream_log_writer(settings, sys.stdout, environment)
     file = open(name, "a", encoding="utf-8")
     line = format_json if settings.format == "json" else format_text
     return LogWriter(file, line, settings.level)
 
 
-def open_stream_log(
+def make_stream_log_writer(
     settings: LogSettings, stream: IO[str], environment: Mapping[str, str]
 ) -> LogWriter:
     """Return the writer of the log to a stream, with priorities if that is systemd's journal."""
@@ -300,7 +300,7 @@ class LineWriter:
             return
         size = sys.getsizeof(text)
         with self._lock:
-            if self._size + size > MAX_QUEUED_LINE_BYTES:
+            if self._size + size > MAX_LINE_QUEUE_BYTES:
                 self.lost_lines += 1
                 return
             self._size += size

@@ -56,7 +56,7 @@ DISK_CHECK_TIMEOUT = 5.0
 SANDBOX_PROBE_PERIOD = 10.0
 """Seconds between two probes of a sandbox that has failed."""
 
-PROBE_CONTENT = b"tawebeval\n"
+DISK_PROBE_CONTENT = b"tawebeval\n"
 
 _LAG_PERIOD = 0.5  # seconds
 _FORGOTTEN = (EvaluationState.DRAINED, EvaluationState.EXPIRED)
@@ -215,9 +215,9 @@ def probe_disk_write(directory: Path) -> None:
     statvfs(3) does not always show that the kernel has shut a file system down after an error.
     """
     with TemporaryFile(dir=directory, buffering=0) as file:
-        file.write(PROBE_CONTENT)
+        file.write(DISK_PROBE_CONTENT)
         file.seek(0)
-        if file.read() != PROBE_CONTENT:
+        if file.read() != DISK_PROBE_CONTENT:
             raise OSError(errno.EIO, "the bytes read back differ from those written")
 
 
@@ -230,14 +230,13 @@ class DaemonMetrics(Collector):
 
     application: KleinApplication
     repository_cache: RepositoryCache
-    callbacks: CallbackQueue
+    callback_queue: CallbackQueue
     site: ApiSite
     reactor_lag: ReactorLag
     line_writer: LineWriter | None = None
 
     @property
-    def registry(self) -> EvaluationRegistry:
-        """The registry of evaluations."""
+    def _registry(self) -> EvaluationRegistry:
         return self.application.context.registry
 
     def collect(self) -> Iterator[Metric]:
@@ -256,7 +255,7 @@ class DaemonMetrics(Collector):
         yield from self._collect_archive_and_jobs()
 
     def _collect_evaluations(self) -> Iterator[Metric]:
-        context, queue = self.registry.context, self.registry.run_queue
+        context, queue = self._registry.context, self._registry.run_queue
         tally, fetches = context.counters, context.fetch_slots
         counts = tally.counts_by_state
         known = {state: counts[state] for state in EvaluationState if state not in _FORGOTTEN}
@@ -276,14 +275,14 @@ class DaemonMetrics(Collector):
         cache = self.repository_cache.counters
         yield _counter("fetches", "Ends of fetches.", cache.fetch_counts, "end")
         yield _histogram("fetch_seconds", "How long fetches took.", cache.fetch_durations)
-        delivered = self.callbacks.ended_counts_by_state
-        outcomes = {state.value: delivered[state] for state in _DELIVERY_ENDS}
+        callbacks = self.callback_queue
+        outcomes = {state.value: callbacks.ended_counts_by_state[state] for state in _DELIVERY_ENDS}
         yield _counter("callbacks", "Ends of callbacks.", outcomes, "end")
-        yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending_count)
+        yield _gauge("callbacks_pending", "Callbacks on their way.", callbacks.pending_count)
 
     def _collect_sizes(self) -> Iterator[Metric]:
         """Yield the bytes in memory and on the disk, each with its limit."""
-        context, uploads = self.registry.context, self.registry.submissions.budget
+        context, uploads = self._registry.context, self._registry.submissions.budget
         settings, may = context.configuration, "What they may take."
         yield _gauge("buffered_bytes", "Events in memory.", context.event_memory.budget.used)
         yield _gauge("buffered_limit_bytes", may, settings.buffers.total)
@@ -313,13 +312,13 @@ class DaemonMetrics(Collector):
             request_log.response_durations,
             "route",
         )
-        limit = self.registry.context.configuration.http.connections
+        limit = self._registry.context.configuration.http.connections
         yield _gauge("connections", "Connections that are open.", self.site.connection_count)
         yield _gauge("connections_limit", "Connections that may be.", limit)
-        yield _gauge("streams", "Streams of events.", len(self.registry.events.subscriptions))
+        yield _gauge("streams", "Streams of events.", len(self._registry.events.subscriptions))
 
     def _collect_archive_and_jobs(self) -> Iterator[Metric]:
-        archive = self.registry.context.archive
+        archive = self._registry.context.archive
         losses = dict.fromkeys(get_args(ArchiveLossReason), 0)
         if archive is not None:
             losses.update(archive.loss_counts_by_reason)
@@ -332,7 +331,7 @@ class DaemonMetrics(Collector):
         yield _gauge("archive_bytes", "The archive on the disk.", size)
         limit = archive.settings.size if archive else 0
         yield _gauge("archive_limit_bytes", "What they may take.", limit)
-        runner = self.registry.context.sandbox
+        runner = self._registry.context.sandbox
         jobs = runner.commands.counters if isinstance(runner, SlurmSandbox) else JobCounters()
         said = "Jobs that ended without the evaluator's end."
         yield _counter("cluster_jobs_lost", said, jobs.lost_jobs_by_reason, "reason")

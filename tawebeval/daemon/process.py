@@ -18,7 +18,7 @@ from twisted.logger import Logger
 MALLOC_TRIM_THRESHOLD = 16 * 1024 * 1024
 """Free bytes at the end of the heap that the C library keeps; it returns the rest to the kernel."""
 
-MAX_PAUSE_SECONDS = 2.0
+MAX_COUNTED_PAUSE_SECONDS = 2.0
 """The most seconds of a timer that a pause of the whole process takes; longer ones do not count."""
 
 _LARGE = 1024 * 1024  # bytes from which an allocation has a mapping of its own
@@ -79,7 +79,7 @@ def reset_inherited_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def freeze_objects() -> None:
+def exempt_objects_from_gc() -> None:
     """Exclude all present objects from garbage collection. Blocks, for about 30 ms.
 
     A full collection visits tens of thousands of objects of modules, which live as long as the
@@ -90,7 +90,7 @@ def freeze_objects() -> None:
 
 
 class PauseLimitedClock:
-    """The monotonic clock, on which no pause between two readings takes over `MAX_PAUSE_SECONDS`.
+    """The monotonic clock, which counts at most `MAX_COUNTED_PAUSE_SECONDS` between two readings.
 
     After a longer pause the process was stopped, or its reactor blocked. All timers would be due at
     once, before the reactor has read what clients and evaluators have done meanwhile.
@@ -104,8 +104,8 @@ class PauseLimitedClock:
         """Return the seconds. To be called in the reactor's thread, at least once a second."""
         now = time.monotonic()
         pause = now - self._latest
-        if pause > MAX_PAUSE_SECONDS:  # not max(), which takes half a µs; a poll reads ten times
-            self._left_out += pause - MAX_PAUSE_SECONDS
+        if pause > MAX_COUNTED_PAUSE_SECONDS:  # max() takes half a µs; a poll reads ten times
+            self._left_out += pause - MAX_COUNTED_PAUSE_SECONDS
         self._latest = now
         return now - self._left_out
 
@@ -125,7 +125,7 @@ def use_monotonic_clock(reactor: Any) -> None:
     read_clock()
 
 
-def ignore_signals() -> None:
+def ignore_sighup_and_sigusr1() -> None:
     """Ignore SIGUSR1, and SIGHUP until a service handles it: by default they end the process.
 
     Programs that the daemon starts do not inherit this, unlike SIG_IGN.

@@ -25,7 +25,7 @@ from tawebeval.config import (
     Section,
     check_problems,
 )
-from tawebeval.daemon.configuration import check_visible_paths, read_configuration
+from tawebeval.daemon.configuration import check_sandbox_paths, read_configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.run import KILL_GRACE_SECONDS
@@ -151,7 +151,7 @@ class ReloadableConfiguration:
     def _read(self) -> Configuration:
         wanted = read_configuration(self._file.path, self._file.listen_options)
         following = merge_reloadable_settings(self._holder.configuration, wanted)
-        check_visible_paths(following, self._file.path, os.environ)
+        check_sandbox_paths(following, self._file.path, os.environ)
         if following.environments and following.sandbox.kind == "none":
             raise ConfigurationError(
                 "environments: an environment needs a sandbox; restart the daemon for sandbox.kind"

@@ -93,7 +93,7 @@ log = Logger()
 
 @attrs.frozen
 class DaemonDirectories:
-    """Open directories, locked as long as `lock_files` are open. Made by `open_directories`.
+    """Open directories, locked as long as `directory_locks` are open. Made by `open_directories`.
 
     `daemon_label` is unique among the daemons of this machine.
     """
@@ -103,9 +103,9 @@ class DaemonDirectories:
     evaluations: Path
     sandbox_files_directory: Path
     repositories: Path
-    identifier_mac_key: bytes = attrs.field(repr=False)
+    mac_key_content: bytes = attrs.field(repr=False)
     state_directory: Path
-    lock_files: tuple[IO[str], ...] = attrs.field(repr=False)
+    directory_locks: tuple[IO[str], ...] = attrs.field(repr=False)
 
     def move_leftovers_to_trash(self, kept: Collection[str] = ()) -> None:
         """Move the uploads and evaluations of an earlier daemon to the trash. Blocks.
@@ -215,11 +215,11 @@ def _lock_directory(directory: Path) -> IO[str]:
 def _read_key(path: Path, random: Callable[[int], bytes]) -> bytes:
     if not path.exists():
         replace_private_file(path, random(SECRET_KEY_BYTES))
-    check_key_file(path)
+    check_mac_key_file(path)
     return path.read_bytes()
 
 
-def check_key_file(path: Path) -> None:
+def check_mac_key_file(path: Path) -> None:
     """Check the size of the key. Raises: ConfigurationError, OSError."""
     size = path.stat().st_size
     if size != SECRET_KEY_BYTES:
@@ -258,7 +258,7 @@ def open_starter(
     return launcher, True
 
 
-def describe_starter_limits(
+def describe_limits_on_starter(
     configuration: Configuration, starter: StarterClient
 ) -> Iterator[str | SetupProblem]:
     """Yield what the starter may have and need: a problem if too few. Blocks, hardly.

@@ -13,10 +13,10 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from tawebeval import __version__
-from tawebeval.daemon.configuration import check_visible_paths, read_configuration
+from tawebeval.daemon.configuration import check_sandbox_paths, read_configuration
 from tawebeval.daemon.process import (
-    freeze_objects,
-    ignore_signals,
+    exempt_objects_from_gc,
+    ignore_sighup_and_sigusr1,
     install_reactor,
     keep_freed_memory,
     reset_inherited_signals,
@@ -77,7 +77,7 @@ def makeService(
 
         use_monotonic_clock(reactor)
         reset_inherited_signals()
-        ignore_signals()
+        ignore_sighup_and_sigusr1()
 
     # Imported late: they import the reactor.
     from tawebeval.daemon.assembly import build_daemon
@@ -87,7 +87,7 @@ def makeService(
         check_user_and_locale()
         path, listen = options["config"] and Path(options["config"]), options["listen"]
         written = configuration = read_configuration(path, listen)
-        check_visible_paths(configuration, options["config"], os.environ)
+        check_sandbox_paths(configuration, options["config"], os.environ)
         directories = open_directories(os.environ, os.urandom)
         cgroups = find_cgroups(directories.daemon_label)
         keep_freed_memory()
@@ -105,5 +105,5 @@ def makeService(
         # For a UsageError twistd would show a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None
     options.get_exit_status = daemon.get_exit_status
-    freeze_objects()
+    exempt_objects_from_gc()
     return daemon

@@ -1,6 +1,6 @@
 """Callbacks: their queue, attempts, retries, and the memory limit.
 
-Attempts take turns between callers, and pending callbacks take at most `MAX_PENDING_BYTES`. Beyond
+Attempts take turns between callers, and pending callbacks take at most `MAX_QUEUE_BYTES`. Beyond
 it, the oldest delivery of the caller with the most bytes is given up, so a receiver that is down
 does not affect other callers. A stop of the daemon ends nothing: the store has the documents,
 and the next process goes on.
@@ -158,10 +158,10 @@ class WebhookSender:
 
 
 _FIELD = "callback_url"
-BACKOFF = Backoff(8, 5, 600)
+DELIVERY_BACKOFF = Backoff(8, 5, 600)
 """Pauses between the attempts, which take 5 to 10 minutes together."""
 
-MAX_PENDING_BYTES = 32 * MIB
+MAX_QUEUE_BYTES = 32 * MIB
 """Bytes of pending callbacks; beyond it the caller with most bytes loses its oldest callback."""
 
 DELIVERY_OVERHEAD_BYTES = 16 * 1024
@@ -185,7 +185,7 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Size in bytes, as it counts towards `MAX_PENDING_BYTES`."""
+        """Size in bytes, as it counts towards `MAX_QUEUE_BYTES`."""
         # The evaluation has the texts, too: in its details, and stderr once more in its last event.
         return 3 * len(self.callback.document) + DELIVERY_OVERHEAD_BYTES
 
@@ -215,7 +215,7 @@ class CallbackQueue:
     )
     _deliveries: dict[str, Delivery] = attrs.field(factory=dict)  # by event, the oldest first
     # Without deliveries given up.
-    _budget: Budget = attrs.Factory(lambda: Budget(SharedResource.CALLBACKS, MAX_PENDING_BYTES))
+    _budget: Budget = attrs.Factory(lambda: Budget(SharedResource.CALLBACKS, MAX_QUEUE_BYTES))
 
     def __attrs_post_init__(self) -> None:
         if self._secrets_file is not None:
@@ -283,7 +283,7 @@ class CallbackQueue:
                 for one in self._deliveries.values()
                 if one.callback.caller == caller and not one.give_up_reason
             )
-            most = format_size(MAX_PENDING_BYTES)
+            most = format_size(MAX_QUEUE_BYTES)
             self._give_up(oldest, f"the caller's pending callbacks exceed {most}")
             evicted.append(oldest)
         for delivery in evicted:
@@ -336,8 +336,8 @@ class CallbackQueue:
             if result.outcome is RequestOutcome.REFUSED:
                 return CallbackState.REFUSED
             chance = int.from_bytes(self._random(4), "big") / 2**32
-            retry_after = min(result.retry_after, BACKOFF.max_delay_seconds)
-            delay = BACKOFF.draw_delay(callback.attempt_count, chance, retry_after)
+            retry_after = min(result.retry_after, DELIVERY_BACKOFF.max_delay_seconds)
+            delay = DELIVERY_BACKOFF.draw_delay(callback.attempt_count, chance, retry_after)
             if delay is None:
                 break
             if not delivery.give_up_reason:

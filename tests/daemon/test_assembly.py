@@ -62,7 +62,7 @@ class ServiceTests(SynchronousTestCase):
         root = Path(self.mktemp()).resolve()
         environment = {"STATE_DIRECTORY": f"{root}/s", "CACHE_DIRECTORY": f"{root}/c"}
         self.directories: DaemonDirectories = open_directories(environment, straw())
-        for lock in self.directories.lock_files:
+        for lock in self.directories.directory_locks:
             self.addCleanup(lock.close)
         self.reactor: Any = MemoryReactorClock()
         # That is for names, which strangers' servers answer when they like.

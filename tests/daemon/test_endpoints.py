@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.daemon.endpoints import (
-    build_url,
+    build_page_url,
     explain_listen_error,
     find_exposed_endpoints,
     is_local_endpoint,
@@ -82,7 +82,7 @@ class EndpointDescriptionTests(SynchronousTestCase):
             ("tcp6:80", IPv6Address("TCP", "::1", 80), "http://[::1]:80/"),
             ("tcp6:80", IPv6Address("TCP", "::", 80), "http://localhost:80/"),
         ):
-            self.assertEqual(build_url(endpoint, address, ""), url)
+            self.assertEqual(build_page_url(endpoint, address, ""), url)
 
     def test_endpoint_that_cannot_be_opened_has_a_remedy(self) -> None:
         for cause, words in (

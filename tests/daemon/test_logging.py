@@ -33,8 +33,8 @@ from tawebeval.daemon.logging import (
     format_text_without_time,
     is_systemd_journal,
     make_error_reporter,
+    make_stream_log_writer,
     open_log,
-    open_stream_log,
 )
 
 # As twisted.internet.tcp has them.
@@ -62,7 +62,7 @@ sentry_sdk.init = lambda dsn, **options: initialise(dsn, transport=Transport, **
 sys.argv.append("--secret")
 writer = LogWriter(io.StringIO(), format_text, "info")
 dsn = "http://a@127.0.0.1:1/1"
-writer.on_error = make_error_reporter({"SENTRY_DSN": dsn}, MemoryReactorClock())
+writer.on_error_logged = make_error_reporter({"SENTRY_DSN": dsn}, MemoryReactorClock())
 log = Logger(namespace="tawebeval.x", observer=writer)
 log.info("hidden")
 
@@ -153,7 +153,7 @@ class WriterTests(SynchronousTestCase):
     ) -> list[str]:
         """Return the lines that one event of each level makes."""
         stream = stream or io.StringIO()
-        writer = open_stream_log(settings, stream, environment)
+        writer = make_stream_log_writer(settings, stream, environment)
         verifyObject(ILogObserver, writer)
         log = Logger(namespace="tawebeval.x", observer=writer)
         for level in ("debug", "info", "warn", "error", "critical"):
@@ -261,7 +261,7 @@ class OptionTests(SynchronousTestCase):
         self.assertEqual([path.name for path in Path().iterdir()], ["twistd.log"])
 
     def test_log_writer_is_the_observer_of_the_application(self) -> None:
-        for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
+        for writer in (make_stream_log_writer(LogSettings(), io.StringIO(), {}), None):
             none: Any = None
             evaluations: Any = Service()
             evaluations.registry = SimpleNamespace(end_drain_early=none)
@@ -283,7 +283,7 @@ class ErrorReportTests(SynchronousTestCase):
         self.addCleanup(logging.getLogger().removeHandler, handler)
 
     def test_handlers_of_python_logging_get_errors_with_their_tracebacks(self) -> None:
-        self.writer.on_error = make_error_reporter({}, Clock())
+        self.writer.on_error_logged = make_error_reporter({}, Clock())
         for event in [
             *events(lambda log: log.info("{a}", a=1)),
             *events(lambda log: log.warn("{a}", a=2)),

@@ -8,10 +8,10 @@ from threading import Event, current_thread
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.logging import MAX_QUEUED_LINE_BYTES, LineWriter
+from tawebeval.daemon.logging import MAX_LINE_QUEUE_BYTES, LineWriter
 from tests.cases.patience import PATIENCE
 
-LONG = "x" * (MAX_QUEUED_LINE_BYTES // 8)
+LONG = "x" * (MAX_LINE_QUEUE_BYTES // 8)
 
 
 class SlowFile:
@@ -83,7 +83,7 @@ class LineWriterTests(SynchronousTestCase):
         for _ in range(10):
             self.writer.write_line(LONG)
         self.assertEqual(self.writer.lost_lines, 3)
-        self.writer.write_line("x" * MAX_QUEUED_LINE_BYTES)
+        self.writer.write_line("x" * MAX_LINE_QUEUE_BYTES)
         self.assertEqual(self.writer.lost_lines, 4)
         self.writer.write_line("short")
         self.assertEqual(self.written(), ["first", *[LONG] * 7, "short"])

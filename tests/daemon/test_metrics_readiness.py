@@ -84,7 +84,7 @@ class FaultTests(SynchronousTestCase):
     def test_write_probe_removes_its_file_and_compares_the_content(self) -> None:
         self.assertIsNone(find_disk_fault(self.place, 0))
         self.assertEqual(list(self.place.iterdir()), [])
-        self.patch(module, "PROBE_CONTENT", Forgetful(b"x"))
+        self.patch(module, "DISK_PROBE_CONTENT", Forgetful(b"x"))
         self.assertRaises(OSError, probe_disk_write, self.place)
 
 

@@ -17,8 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.daemon.assembly import ShutdownSignals
 from tawebeval.daemon.process import (
-    freeze_objects,
-    ignore_signals,
+    exempt_objects_from_gc,
+    ignore_sighup_and_sigusr1,
     keep_freed_memory,
     use_monotonic_clock,
 )
@@ -58,7 +58,7 @@ class CollectorTests(SynchronousTestCase):
         kept, gone = _Node(), weakref.ref(_Node())
         self.assertIsNotNone(gone())
         self.assertTrue(self.is_looked_at(kept))
-        freeze_objects()
+        exempt_objects_from_gc()
         self.assertIsNone(gone())
         self.assertFalse(self.is_looked_at(kept))
 
@@ -134,7 +134,7 @@ class HangupTests(SynchronousTestCase):
         numbers = (signal.SIGHUP, signal.SIGUSR1)
         for number in numbers:
             self.addCleanup(signal.signal, number, signal.signal(number, signal.SIG_DFL))
-        ignore_signals()
+        ignore_sighup_and_sigusr1()
         for number in numbers:
             signal.raise_signal(number)
             self.assertIsNot(signal.getsignal(number), signal.SIG_IGN)

@@ -21,7 +21,7 @@ from tawebeval.config import (
     SandboxSettings,
 )
 from tawebeval.daemon import startup as module
-from tawebeval.daemon.configuration import check_visible_paths
+from tawebeval.daemon.configuration import check_sandbox_paths
 from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.starting import InheritedResources
@@ -202,7 +202,7 @@ class EnvironmentTests(PrivateTestCase):
         self.assertTrue(str(error).startswith(f"environments.x.root: {words}"))
 
     def check(self, root: str) -> None:
-        check_visible_paths(self.configure(root=root), self.file, self.environment)
+        check_sandbox_paths(self.configure(root=root), self.file, self.environment)
 
     def test_root_with_private_directories_or_secrets_is_refused(self) -> None:
         for path, what in (
@@ -216,7 +216,7 @@ class EnvironmentTests(PrivateTestCase):
             self.refuse(path, f"{path} would show evaluators {what if path != '/' else ''}")
 
     def test_root_needs_programs(self) -> None:
-        check_visible_paths(self.configure(), self.file, self.environment)
+        check_sandbox_paths(self.configure(), self.file, self.environment)
         self.check(str(make_root(self.root / "lib/state/environments/sha256-0")))
         self.check(str(make_root(self.root / "srv/root")))
         self.refuse(f"{self.root}/free", f"{self.root}/free has no program /bin/sh; use")
@@ -226,7 +226,7 @@ class EnvironmentTests(PrivateTestCase):
         (root / "data").symlink_to("/opt")
         configuration = self.configure("/data/cases", root=str(root))
         error = self.assertRaises(
-            ConfigurationError, check_visible_paths, configuration, self.file, self.environment
+            ConfigurationError, check_sandbox_paths, configuration, self.file, self.environment
         )
         start = f"environments.x.root: {root}/data is a symbolic link"
         self.assertTrue(str(error).startswith(start))
@@ -235,7 +235,7 @@ class EnvironmentTests(PrivateTestCase):
 class ReadableTests(PrivateTestCase):
     def check(self, *readable: str, kind: Any = "auto") -> None:
         configuration = self.configure(*readable, kind=kind)
-        check_visible_paths(configuration, self.file, self.environment)
+        check_sandbox_paths(configuration, self.file, self.environment)
 
     def refuse(self, path: str, what: str) -> None:
         """Hold that a path, below the root of the test, is refused, and why."""

@@ -27,12 +27,12 @@ class DirectoriesTests(SynchronousTestCase):
 
     def open(self, seed: int = 0, **environment: str) -> DaemonDirectories:
         directories = open_directories(environment or self.environment, straw(seed))
-        for lock in directories.lock_files:
+        for lock in directories.directory_locks:
             self.addCleanup(lock.close)
         return directories
 
     def close(self, directories: DaemonDirectories) -> None:
-        for lock in directories.lock_files:
+        for lock in directories.directory_locks:
             lock.close()
 
     def test_missing_directories_are_made_private_and_named_without_links(self) -> None:
@@ -52,12 +52,12 @@ class DirectoriesTests(SynchronousTestCase):
 
     def test_key_is_generated_once_and_readable_by_its_owner_only(self) -> None:
         first = self.open(seed=1)
-        self.assertEqual(first.identifier_mac_key, straw(1)(32))
+        self.assertEqual(first.mac_key_content, straw(1)(32))
         path = self.root / "state" / "key"
         self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
-        self.assertNotIn(repr(first.identifier_mac_key), repr(first))
+        self.assertNotIn(repr(first.mac_key_content), repr(first))
         self.close(first)
-        self.assertEqual(self.open(seed=2).identifier_mac_key, first.identifier_mac_key)
+        self.assertEqual(self.open(seed=2).mac_key_content, first.mac_key_content)
         self.assertFalse((self.root / "state" / "key.new").exists())
 
     def test_key_of_a_wrong_length_stops_the_start_and_a_partial_file_is_replaced(self) -> None:
@@ -69,7 +69,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertIn(str(path), str(caught.exception))
         del caught  # and with it what was opened on the way
         path.rename(path.with_suffix(".new"))
-        self.assertEqual(self.open(seed=3).identifier_mac_key, straw(3)(32))
+        self.assertEqual(self.open(seed=3).mac_key_content, straw(3)(32))
 
     def test_leftovers_of_an_earlier_daemon_are_removed_but_no_repository(self) -> None:
         first = self.open()

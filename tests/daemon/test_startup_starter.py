@@ -10,7 +10,11 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings, SandboxSettings
-from tawebeval.daemon.startup import STARTER_SOCKET_VARIABLE, describe_starter_limits, open_starter
+from tawebeval.daemon.startup import (
+    STARTER_SOCKET_VARIABLE,
+    describe_limits_on_starter,
+    open_starter,
+)
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.starter import MAX_DESCRIPTORS_PER_PROGRAM, RESERVED_DESCRIPTORS
 from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
@@ -64,7 +68,7 @@ class SettingTests(SynchronousTestCase):
         client = self.starter.connect()
         self.addCleanup(client.close)
         client.cgroups = cgroups
-        return list(map(str, describe_starter_limits(SMALL, client)))
+        return list(map(str, describe_limits_on_starter(SMALL, client)))
 
     def test_starter_needs_descriptors_for_running_evaluations(self) -> None:
         wanted = 10 * MAX_DESCRIPTORS_PER_PROGRAM + RESERVED_DESCRIPTORS

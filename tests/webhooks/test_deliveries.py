@@ -99,9 +99,9 @@ class CallbacksTestCase(SynchronousTestCase):
     pending_bytes = 10**6
 
     def setUp(self) -> None:
-        self.patch(deliveries, "BACKOFF", Backoff(4, 10, 60))
+        self.patch(deliveries, "DELIVERY_BACKOFF", Backoff(4, 10, 60))
         self.patch(deliveries, "MAX_CONCURRENT_CALLBACKS", 4)
-        self.patch(deliveries, "MAX_PENDING_BYTES", self.pending_bytes)
+        self.patch(deliveries, "MAX_QUEUE_BYTES", self.pending_bytes)
         self.clock = Clock()
         self.sender = FakeSender(self.clock)
         self.secrets = Path(self.mktemp())
