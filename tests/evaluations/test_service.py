@@ -11,12 +11,11 @@ from unittest import mock
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.config import Configuration, EvaluationSettings, EventBufferSettings, LimitSettings
+from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.form import MAX_SEED
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, ServerBusy
 from tawebeval.evaluations.service import ReceivedForm
 from tests.cases.evaluations import END, PATIENT, RegistryTestCase
-from tests.cases.settings import with_constants
 from tests.fakes.files import MemoryEventFiles
 from tests.fakes.world import UntidyThreads, make_request
 
@@ -185,39 +184,6 @@ class KeptTests(RegistryTestCase):
         self.accept()
 
 
-class DiskTests(RegistryTestCase):
-    configuration = Configuration(
-        evaluations=EvaluationSettings(retain=900),
-        buffers=with_constants(EventBufferSettings, max_page_bytes=4096)(disk=20_000),
-        limits=LimitSettings(wall_clock=10**6),
-    )
-
-    def test_running_evaluations_continue_when_the_disk_quota_is_used_up(self) -> None:
-        identifier, child = self.start(b"x" * 20_000 + b"\n")
-        self.assertRaises(ServerBusy, self.accept)
-        child.print(b"y" * 20_000 + b"\n")
-        self.finish(child)
-        self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
-        self.assertEqual(self.registry.get_status(identifier)["buffered_bytes"], 40_002)
-
-    def test_forgotten_evaluation_counts_while_a_stream_reads_it(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
-        subscription = self.subscribe(identifier)
-        with subscription.reader_context:
-            self.page(identifier, END)
-            self.assertEqual(self.world.disk.used, 2)
-            self.assertEqual(self.read(subscription).count, 2)
-        self.assertEqual(self.world.disk.used, 0)
-
-    def test_abandoned_evaluation_counts_until_its_process_is_gone(self) -> None:
-        _, child = self.start(b"x" * 20_000)
-        self.expire(900)
-        self.assertEqual(self.world.disk.used, 20_000)
-        self.finish(child)
-        self.assertEqual(self.world.disk.used, 0)
-
-
 class SpoolTests(RegistryTestCase):
     def send(self, size: int, **settings: Any) -> str:
         self.registry.submissions.budget.take_within_quota(size, "")
@@ -242,41 +208,24 @@ class SpoolTests(RegistryTestCase):
 
 
 class NothingLeftTests(RegistryTestCase):
-    def watch(self, identifier: str) -> list[weakref.ref[Any]]:
-        evaluation = self.registry.records[identifier]
-        return [weakref.ref(one) for one in (evaluation, evaluation.events)]
-
-    def assert_nothing_left(self, references: list[weakref.ref[Any]]) -> None:
-        self.world.spawn.children.clear()
-        self.world.sandbox.cells.clear()
-        gc.collect()
-        self.assertEqual([reference() for reference in references], [None] * len(references))
-        self.assertEqual((self.world.disk.used, self.registry.submissions.budget.used), (0, 0))
-        self.assertEqual((self.world.memory.budget.used, self.world.store.rows), (0, {}))
-        self.assertEqual(self.world.clock.getDelayedCalls(), [])
-
     def test_evaluation_read_to_its_end_leaves_nothing(self) -> None:
         identifier, child = self.start(b"a line\n" * 100)
-        references = self.watch(identifier)
+        evaluation = self.registry.records[identifier]
+        references = [weakref.ref(one) for one in (evaluation, evaluation.events)]
         self.ask(identifier, "0", 20)
         subscription = self.subscribe(identifier, "0")
         with subscription.reader_context:
             self.read(subscription, 100)
         self.finish(child)
-        del child, subscription
+        del child, subscription, evaluation
         self.consume(identifier)
-        self.assert_nothing_left(references)
-
-    def test_abandoned_evaluation_leaves_nothing(self) -> None:
-        identifier, child = self.start(b"a line\n" * 100)
-        references = self.watch(identifier)
-        self.world.clock.advance(200)
-        self.page(identifier)
-        self.world.clock.advance(90)
-        self.finish(child)
-        del child
-        self.expire(900)
-        self.assert_nothing_left(references)
+        self.world.spawn.children.clear()
+        self.world.sandbox.cells.clear()
+        gc.collect()
+        self.assertEqual([reference() for reference in references], [None] * 2)
+        self.assertEqual((self.world.disk.used, self.registry.submissions.budget.used), (0, 0))
+        self.assertEqual((self.world.memory.budget.used, self.world.store.rows), (0, {}))
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
 
 
 class CloseTests(RegistryTestCase):

@@ -67,23 +67,6 @@ class CallerTests(RegistryTestCase):
         self.assertRaises(IdempotencyKeyReused, self.begin, "bob", "k", b"1")
 
 
-class ShareTests(RegistryTestCase):
-    running, queued, own = 2, 3, (1, 1)
-
-    def test_caller_over_its_share_is_refused_and_others_are_accepted(self) -> None:
-        begin = self.registry.accept_form
-        for _ in range(2):
-            begin(self.upload(), "alice")
-        error = self.assertRaises(CallerQuotaExceeded, begin, self.upload(), "alice")
-        self.assertEqual(error.retry_after, 5)  # of two slots, each for 10 s as none has ended yet
-        self.assertRaises(CallerQuotaExceeded, self.registry.check_admission, "alice")
-        for caller in ("bob", "bob", "carol"):
-            begin(self.upload(), caller)
-        self.assertIs(type(self.assertRaises(ServerBusy, begin, self.upload(), "dave")), ServerBusy)
-        states = [child.signals for child in self.world.spawn.children]
-        self.assertEqual(states, [[], []])
-
-
 class FetchTests(RegistryTestCase):
     queued = 1000
 

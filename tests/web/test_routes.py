@@ -197,22 +197,6 @@ class WaitTests(WebTestCase):
         self.assertNoResult(asked)
         return asked
 
-    def test_event_answers_a_waiting_poll(self) -> None:
-        asked = self.wait()
-        self.child.print(b"a\n")
-        answer = self.answer(asked)
-        self.check(answer)
-        self.assertEqual(answer.json()["end"], "1")
-        self.assertEqual(answer.headers["preference-applied"], "wait=20")
-
-    def test_poll_without_event_is_answered_with_an_empty_page_in_time(self) -> None:
-        asked = self.wait()
-        self.service.reactor.advance(19.9)
-        self.agent.flush()
-        self.assertNoResult(asked)
-        self.service.reactor.advance(0.1)
-        self.assertEqual(self.answer(asked).json(), {"begin": None, "end": "0", "data": []})
-
     def test_prefer_wait_waits_among_other_preferences(self) -> None:
         for header in (
             *("wait=20", 'respond-async, wait=20, x="y"', 'wait="20"', "  wait=20  "),
