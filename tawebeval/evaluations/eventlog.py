@@ -11,9 +11,9 @@ An evaluation's directory has these files:
 - `files`: the files that stdout named, as they were when they were read, or why they were refused.
 
 `RecordedStdout` parses stdout, writes these files, and appends the events to the log. After the
-daemon's process has ended, however it did, `RecordedStdout.restore` makes the same log of the files
-again, event by event. A torn record at the end of a file is dropped: none of its events was
-delivered.
+daemon's process has ended, however it did, `RecordedStdout.restore_event_log` makes the same log of
+the files again, event by event. A torn record at the end of a file is dropped: none of its events
+was delivered.
 
 `EvaluationEvents.read` returns events after a cursor. A thread parses events again that have left
 memory. An acknowledgement discards events; then a thread gives their room on the
@@ -330,7 +330,7 @@ class RecordedStdout:
                 break
         self.finish()
 
-    def drop_parser(self) -> None:
+    def drop_parser_input(self) -> None:
         """Drop the parser's input, up to a whole data block or file: nothing follows."""
         summary, self._chunk = self.parser.result_summary, b""
         self.__attrs_post_init__()
@@ -411,7 +411,7 @@ class RecordedStdout:
 
     # After a restart, and after an eviction
 
-    def restore(self, *, has_ended: bool = False) -> None:
+    def restore_event_log(self, *, has_ended: bool = False) -> None:
         """Make the log of the files again. Blocks.
 
         Afterwards `stdout_bytes` is the place from which to feed stdout on; bytes up to there were
@@ -549,7 +549,7 @@ def read_ended_evaluation_events(
     try:
         recorded = RecordedStdout(log, files, markers, time.time, max_output=max_output)
         with suppress(StdoutChanged):
-            recorded.restore(has_ended=True)
+            recorded.restore_event_log(has_ended=True)
         for segment in log.segments:
             if segment.source is not None:
                 yield recorded.parse_evicted_segment(segment)

@@ -287,7 +287,7 @@ async def end_evaluation(evaluation: Evaluation, failure: EvaluationFailure | No
         return
     evaluation.cancel_start = evaluation.run = None
     if evaluation.events.stdout is not None:
-        evaluation.events.stdout.drop_parser()
+        evaluation.events.stdout.drop_parser_input()
     # Of an evaluation that has not started; otherwise it is in the workspace.
     request = (
         details.pack_request_for_rerun()

@@ -45,7 +45,7 @@ from tawebeval.evaluations.store import (
     EvaluationDetails,
     RunResult,
     RunRow,
-    get_tail,
+    get_utf8_tail,
 )
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import open_regular_file
@@ -296,7 +296,7 @@ class Run(ProcessProtocol):
         left = limit - self._stderr_bytes
         self._stderr_bytes += len(data)
         if left > 0:
-            self._stderr = get_tail(self._stderr + data[:left], STDERR_TAIL_BYTES)
+            self._stderr = get_utf8_tail(self._stderr + data[:left], STDERR_TAIL_BYTES)
         if len(data) > left:
             self.stop(
                 make_limit_failure(

@@ -453,8 +453,8 @@ def restore_ended_evaluation_events(evaluation: Evaluation) -> None:
     if details.segi_markers is not None:
         try:
             stdout = open_recorded_stdout(evaluation, Markers(*details.segi_markers))
-            stdout.restore(has_ended=True)
-            stdout.drop_parser()
+            stdout.restore_event_log(has_ended=True)
+            stdout.drop_parser_input()
         except (StdoutChanged, OSError, ValueError) as error:
             reason = error
     # Otherwise the failure says already that events are lost, or none is.
@@ -518,7 +518,7 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
         sandboxed = make_sandboxed_run(evaluation, checkout)
         assert evaluation.details.segi_markers is not None, "made before the start"
         restored = open_recorded_stdout(evaluation, Markers(*evaluation.details.segi_markers))
-        restored.restore()
+        restored.restore_event_log()
         evaluation.wall_clock.advance(restored.read_last_batch_time())
         _acknowledge_again(evaluation)
         stdout = restored

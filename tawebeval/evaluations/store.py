@@ -66,7 +66,7 @@ STDERR_TAIL_BYTES = 8 * 1024
 _CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character but its first
 
 
-def get_tail(data: bytes, max_bytes: int) -> bytes:
+def get_utf8_tail(data: bytes, max_bytes: int) -> bytes:
     """Return the last bytes of `data`, at most `max_bytes`, beginning with a whole character.
 
     If `data` is not UTF-8 the result may be up to 3 bytes shorter than `max_bytes`.
@@ -93,7 +93,7 @@ class RunResult:
         """The tail of stderr as text of at most `STDERR_TAIL_BYTES` bytes of UTF-8."""
         # U+FFFD is longer than the byte that it replaces.
         shown = self.stderr_tail.decode("utf-8", "replace").encode()
-        return get_tail(shown, STDERR_TAIL_BYTES).decode()
+        return get_utf8_tail(shown, STDERR_TAIL_BYTES).decode()
 
 
 class RunRow(msgspec.Struct, omit_defaults=True):

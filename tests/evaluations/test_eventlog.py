@@ -154,7 +154,7 @@ class LogMachine(RuleBasedStateMachine):
         self.files = EventFiles(self.directory)
         log = EventLog(EventMemory(self.max_bytes))
         self.recorded = RecordedStdout(log, self.files, MARKERS, lambda: next(self.seconds) // 3)
-        self.recorded.restore()
+        self.recorded.restore_event_log()
         self.discard()
 
     def discard(self) -> None:
@@ -282,7 +282,7 @@ class ChangedStdoutTests(SynchronousTestCase):
     def restore(self) -> RecordedStdout:
         """Return the log that a new daemon makes of the files."""
         recorded = self.open()[1]
-        recorded.restore()
+        recorded.restore_event_log()
         return recorded
 
     def test_reading_evicted_events_fails_if_stdout_was_changed(self) -> None:
