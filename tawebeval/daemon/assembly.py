@@ -144,7 +144,7 @@ class EvaluationService(Service):
         if (tracer := open_tracer(os.environ)) is not None:
             self.context.tracer = tracer
             self.context.clock.addSystemEventTrigger("after", "shutdown", tracer.stop)
-        self.repositories.load_existing(self._restore_evaluations)
+        self.repositories.load_from_disk(self._restore_evaluations)
         super().startService()
 
     def _restore_evaluations(self) -> None:
@@ -155,7 +155,7 @@ class EvaluationService(Service):
         # Also above the numbers of evaluations that are gone.
         now = int(context.read_wall_clock() * 1000)
         registry.records.last_sequence_number = max(context.store.find_last_sequence_number(), now)
-        registry.restore_evaluations(self._rows, self._uploads, self.repositories.resume_checkout)
+        registry.restore_evaluations(self._rows, self._uploads, self.repositories.use_checkout_at)
         self._rows = ()
         if context.archive is not None:
             context.archive.start()

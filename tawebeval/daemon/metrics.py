@@ -290,7 +290,7 @@ class DaemonMetrics(Collector):
         yield _gauge("event_disk_limit_bytes", may, settings.buffers.disk)
         yield _gauge("uploaded_bytes", "Uploads on the disk.", uploads.used)
         yield _gauge("uploaded_limit_bytes", may, settings.limits.uploads)
-        sizes = self.repository_cache.disk_sizes
+        sizes = self.repository_cache.disk_bytes_by_kind
         yield _gauge("cache_bytes", "The cache on the disk.", sizes, "of")
         yield _gauge("cache_limit_bytes", may, settings.repositories.cache)
 

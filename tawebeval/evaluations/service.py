@@ -49,7 +49,7 @@ from tawebeval.evaluations.reading import (
     read_submitted_files,
 )
 from tawebeval.evaluations.starting import (
-    ResumeCheckout,
+    CheckoutFinder,
     queue_evaluation,
     read_all_events,
     requeue_evaluation,
@@ -429,7 +429,7 @@ class EvaluationRegistry:
         self,
         rows: Sequence[EvaluationDetails],
         uploads: Path,
-        resume_checkout: ResumeCheckout,
+        use_checkout_at: CheckoutFinder,
     ) -> None:
         """Take over the evaluations of an earlier process, which are in the order of acceptance.
 
@@ -442,13 +442,13 @@ class EvaluationRegistry:
                 self.run_queue.take_slot_unconditionally(row.identifier, row.caller)
         for row in rows:
             try:
-                self._restore(row, uploads, resume_checkout)
+                self._restore(row, uploads, use_checkout_at)
             except Exception:  # noqa: BLE001  (the others go on; its row stays)
                 log.failure("defect: {evaluation} cannot be restored", evaluation=row.log_name)
                 self.run_queue.release_slot(row.identifier)
 
     def _restore(
-        self, details: EvaluationDetails, uploads: Path, resume_checkout: ResumeCheckout
+        self, details: EvaluationDetails, uploads: Path, use_checkout_at: CheckoutFinder
     ) -> None:
         if details.is_directory_removed:
             self._restore_callback(details)
@@ -474,7 +474,7 @@ class EvaluationRegistry:
         else:
             evaluation.stop_reason = stop_reason
             if details.run is not None:
-                resume_run(evaluation, resume_checkout, self.run_queue)
+                resume_run(evaluation, use_checkout_at, self.run_queue)
             else:
                 requeue_evaluation(evaluation, self.run_queue)
         evaluation.cleanup_completion.add_callback(self._on_cleaned_up)

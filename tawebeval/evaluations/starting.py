@@ -431,7 +431,7 @@ def _not_run(why: str | None) -> EvaluationFailure:
     return EvaluationFailure("lost", f"the daemon could not run the evaluator: {why}")
 
 
-ResumeCheckout = Callable[[Commit, Path], Checkout]
+CheckoutFinder = Callable[[Commit, Path], Checkout]
 """Function that returns a checkout that an evaluation uses already, by its path."""
 
 _LOST = EvaluationFailure(
@@ -500,7 +500,7 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
         raise
 
 
-def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: FairQueue) -> None:
+def resume_run(evaluation: Evaluation, use_checkout_at: CheckoutFinder, slots: FairQueue) -> None:
     """Go on with an evaluator that was started by another process of the daemon. Blocks, hardly.
 
     What keeps it from going on ends the evaluation.
@@ -514,7 +514,7 @@ def resume_run(evaluation: Evaluation, resume_checkout: ResumeCheckout, slots: F
         commit, row = evaluation.details.commit, evaluation.details.run
         assert commit is not None, "checked out before the start"
         assert row is not None, "the evaluator runs"
-        checkout = evaluation.checkout = resume_checkout(commit, Path(row.checkout_path))
+        checkout = evaluation.checkout = use_checkout_at(commit, Path(row.checkout_path))
         sandboxed = make_sandboxed_run(evaluation, checkout)
         assert evaluation.details.segi_markers is not None, "made before the start"
         restored = open_recorded_stdout(evaluation, Markers(*evaluation.details.segi_markers))

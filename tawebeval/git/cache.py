@@ -46,7 +46,7 @@ CHECKOUT_SUFFIX = ".tree"
 _NAME = re.compile(r"([0-9a-f]{40}-[0-9a-f]{40})-([0-9]+)-([0-9]+)-([0-9a-f]{8})\.tree", re.ASCII)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-WriteTree = Callable[[Path, Path], Awaitable[tuple[int, int]]]
+TreeWriter = Callable[[Path, Path], Awaitable[tuple[int, int]]]
 """Function that makes a tree in the first directory, with git's index in the second.
 
 It returns the number of files, and of their bytes."""
@@ -73,7 +73,7 @@ class _StoredCheckout:
         return self._root / f"{self.key}-{figures}{CHECKOUT_SUFFIX}"
 
     @property
-    def size(self) -> int:
+    def disk_bytes(self) -> int:
         """Its bytes on the disk: a file rarely fills its last block."""
         return self.byte_count + (self.file_count + 1) * BLOCK_BYTES
 
@@ -131,16 +131,16 @@ class RepositoryCache:
         self._servers = GitServers(self._git, self._threads, self._remotes, self._limits)
 
     @property
-    def disk_sizes(self) -> dict[str, int]:
+    def disk_bytes_by_kind(self) -> dict[str, int]:
         """The bytes of `repositories` and of `checkouts` on the disk."""
         sizes = {"repositories": 0, "checkouts": 0}
         for stored in self._stored.values():
             sizes["repositories" if isinstance(stored, BareRepository) else "checkouts"] += (
-                stored.size
+                stored.disk_bytes
             )
         return sizes
 
-    def load_existing(self, on_load: Callable[[], object] = lambda: None) -> None:
+    def load_from_disk(self, on_load: Callable[[], object] = lambda: None) -> None:
         """Take over the cache of an earlier daemon, as far as it fits. Blocks.
 
         `on_load` is called before anything is evicted, and may resume checkouts. What is evicted or
@@ -156,7 +156,7 @@ class RepositoryCache:
                 bare = self._add(name)
                 try:
                     bare.remove_files_of_killed_git()
-                    bare.size = bare.measure_disk_bytes()
+                    bare.disk_bytes = bare.measure_disk_bytes()
                 except OSError as error:
                     log.warn("{path} cannot be used: {error}", path=path, error=error)
                     self._leftovers.append(self._detach(name))
@@ -177,7 +177,7 @@ class RepositoryCache:
         )
         return True
 
-    def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
+    def use_checkout_at(self, commit: Commit, path: Path) -> Checkout:
         """Return a checkout that an evaluation of an earlier daemon uses, by its path."""
         if path in self._leftovers:
             self._leftovers.remove(path)
@@ -335,7 +335,7 @@ class RepositoryCache:
         )
 
     async def _get_or_create_checkout(
-        self, repository: str, commit: Commit, write: WriteTree, *, content: str = ""
+        self, repository: str, commit: Commit, write: TreeWriter, *, content: str = ""
     ) -> Checkout:
         """Return a checkout of a commit of `repository`, a name; `write` makes a missing one.
 
@@ -392,7 +392,7 @@ class RepositoryCache:
         self._stored.move_to_end(name)
         return stored
 
-    async def _create_checkout(self, key: str, write: WriteTree) -> None:
+    async def _create_checkout(self, key: str, write: TreeWriter) -> None:
         unfinished = self._root / f"{key}{CHECKOUT_SUFFIX}.new-{uuid4().hex}"
         tree, index = unfinished / "tree", unfinished / "index"
         stored, is_complete = None, False
@@ -422,7 +422,7 @@ class RepositoryCache:
     def _name(self, url: str, credential: Credential | None) -> str:
         named = url.encode()
         if credential is not None:
-            named += b"\0" + credential.derive_credential_id(self._keyring.mac_key)
+            named += b"\0" + credential.derive_credential_id(self._keyring.credential_id_key)
         return hashlib.sha256(named).hexdigest()[:40] + ".git"
 
     @asynccontextmanager
@@ -458,7 +458,7 @@ class RepositoryCache:
         finally:
             self.counters.fetch_counts[ended] += 1
             self.counters.fetch_durations.record_value(self._limits.clock.seconds() - begin)
-            bare.size = await self._threads.run_in_thread(bare.measure_disk_bytes)
+            bare.disk_bytes = await self._threads.run_in_thread(bare.measure_disk_bytes)
             await self._evict()
 
     async def _remove_leftovers(self, leftovers: Sequence[Path]) -> None:
@@ -478,7 +478,7 @@ class RepositoryCache:
 
         Checkouts, which are made again without a network, get half of the capacity at most.
         """
-        excess, freed, sizes = [], 0, self.disk_sizes
+        excess, freed, sizes = [], 0, self.disk_bytes_by_kind
         for kind, size in (
             (_StoredCheckout, sizes["checkouts"] - self._capacity // 2),
             (object, sum(sizes.values()) - self._capacity),
@@ -487,7 +487,7 @@ class RepositoryCache:
                 continue
             for name, stored in list(self._stored.items()):
                 if freed < size and isinstance(stored, kind) and not stored.user_count:
-                    freed += stored.size
+                    freed += stored.disk_bytes
                     excess.append(self._detach(name))
                     log.info("{path} is evicted from the cache", path=name)
         return excess

@@ -144,7 +144,7 @@ class CommitInspectionParser:
     def _is_listing(self) -> bool:
         return len(self._printed) > self._before + 1
 
-    def is_other_object(self) -> bool:
+    def is_tree_or_blob(self) -> bool:
         """Tell whether git has the object, which is neither a commit nor a tag of one."""
         return self._is_listing() and not self._printed[self._before]
 
@@ -189,7 +189,7 @@ class FetchLimits:
             {**members, "limit": "repositories.fetch_timeout", "value": self.timeout},
         )
 
-    async def finish_in_time(
+    async def run_within_timeout(
         self, working: Coroutine[Deferred[Any], Any, _T], words: str, more: str = ""
     ) -> _T:
         """Return the result of `working`, within the timeout. Raises: EvaluationFailure."""
@@ -239,7 +239,7 @@ class FetchBudget:
             raise self._limits.make_timeout_failure("the fetches of submodules")
 
 
-def iterate_files(top: Path, skipped: str = "") -> Iterator[tuple[str, os.stat_result]]:
+def walk_files(top: Path, skipped: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files below a directory by their relative paths. Blocks.
 
     The directory of the name `skipped` in `top` is left out.
@@ -345,7 +345,7 @@ def _measure(repository: Path) -> tuple[int, int]:
     """
     directory_count = sum(len(found) for _, found, _ in _walk(repository, COMMIT_MARKERS_DIRECTORY))
     size, largest = directory_count * BLOCK_BYTES, 0
-    for name, status in iterate_files(repository, COMMIT_MARKERS_DIRECTORY):
+    for name, status in walk_files(repository, COMMIT_MARKERS_DIRECTORY):
         size += get_disk_bytes(status)
         if "tmp_" in name:  # of index-pack
             largest = max(largest, status.st_size)

@@ -61,11 +61,11 @@ _OWN_HEADERS = frozenset(
 
 @attrs.frozen
 class LfsPointer:
-    """A file at `path` with the pointer to `object_bytes`, which itself has `pointer_file_size`."""
+    """A file at `path` with the pointer to `object_size`, which itself has `pointer_file_size`."""
 
     path: str
     oid: str
-    object_bytes: int
+    object_size: int
     pointer_file_size: int
 
 
@@ -88,7 +88,7 @@ class _Batch(msgspec.Struct):
     transfer: str = "basic"
 
 
-def build_conversion_detection_command(oid: str) -> Sequence[str]:
+def build_gitattributes_grep_command(oid: str) -> Sequence[str]:
     """Return the git command that exits with 0 if a commit may have converted files, else with 1.
 
     These are in Git LFS, or get other bytes than committed when git checks them out
@@ -118,17 +118,17 @@ def find_lfs_pointers(tree: Path) -> tuple[Sequence[LfsPointer], int]:
                 pointers += _read_pointer(os.path.normpath(path), top)
     finally:
         os.close(top)
-    sizes = {one.oid: one.object_bytes for one in pointers}
+    sizes = {one.oid: one.object_size for one in pointers}
     for one in pointers:
-        if one.object_bytes != sizes[one.oid]:
+        if one.object_size != sizes[one.oid]:
             why = "but another pointer claims another size of the same content"
-            raise explain_missing_lfs_object(one.path, why)
+            raise make_lfs_failure(one.path, why)
     return pointers, size
 
 
-def measure_with_lfs_objects(size: int, pointers: Sequence[LfsPointer]) -> int:
+def add_lfs_object_sizes(size: int, pointers: Sequence[LfsPointer]) -> int:
     """Return the bytes of a tree of `size` bytes once its pointers are replaced."""
-    return size + sum(one.object_bytes - one.pointer_file_size for one in pointers)
+    return size + sum(one.object_size - one.pointer_file_size for one in pointers)
 
 
 def find_missing_lfs_objects(pointers: Sequence[LfsPointer], objects: Path) -> Sequence[LfsPointer]:
@@ -139,7 +139,7 @@ def find_missing_lfs_objects(pointers: Sequence[LfsPointer], objects: Path) -> S
     missing = {}
     for one in pointers:
         try:
-            is_there = (objects / one.oid).stat().st_size == one.object_bytes
+            is_there = (objects / one.oid).stat().st_size == one.object_size
         except FileNotFoundError:
             is_there = False
         if not is_there:
@@ -155,7 +155,7 @@ def replace_lfs_pointers(tree: Path, objects: Path, size: int) -> str | None:
     Raises: EvaluationFailure, OSError.
     """
     pointers, found = find_lfs_pointers(tree)
-    is_whole = measure_with_lfs_objects(found, pointers) == size
+    is_whole = add_lfs_object_sizes(found, pointers) == size
     if missing := find_missing_lfs_objects(pointers, objects) if is_whole else pointers:
         return missing[0].path
     for pointer in pointers:
@@ -166,7 +166,7 @@ def replace_lfs_pointers(tree: Path, objects: Path, size: int) -> str | None:
     return None
 
 
-def explain_missing_lfs_object(path: str, why: str) -> EvaluationFailure:
+def make_lfs_failure(path: str, why: str) -> EvaluationFailure:
     """Return the error about a pointer whose file is not there."""
     return EvaluationFailure(
         "repository",
@@ -185,7 +185,7 @@ def _read_pointer(path: str, top: int) -> Iterator[LfsPointer]:
         found = _POINTER.fullmatch(content)
         if found is None:
             why = "by a pointer that this server does not understand"
-            raise explain_missing_lfs_object(path, why)
+            raise make_lfs_failure(path, why)
         yield LfsPointer(path, found[1].decode(), int(found[2]), len(content))
 
 
@@ -258,7 +258,7 @@ class LfsClient:
         question = {
             "operation": "download",
             "transfers": ["basic"],
-            "objects": [{"oid": one.oid, "size": one.object_bytes} for one in pointers],
+            "objects": [{"oid": one.oid, "size": one.object_size} for one in pointers],
         }
         headers = {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE}
         with _name_path(pointers[0]):
@@ -295,10 +295,10 @@ class LfsClient:
         }
         limit = ResponseSizeLimit()
         response = await self._request(b"GET", action.href, headers, url, credential, limit)
-        if response.length != pointer.object_bytes:
+        if response.length != pointer.object_size:
             limit.abort_connection()
-            raise RequestFailed(f"the server does not announce {pointer.object_bytes} bytes")
-        limit.remaining_bytes += pointer.object_bytes
+            raise RequestFailed(f"the server does not announce {pointer.object_size} bytes")
+        limit.remaining_bytes += pointer.object_size
         unfinished = directory / f"{pointer.oid}.new"
         file: BinaryIO = await self._threads.run_in_thread(open, unfinished, "wb")
         digest = hashlib.sha256()

@@ -43,7 +43,7 @@ from tawebeval.linux.privileges import (
 )
 from tawebeval.pinned_agent import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, UnknownHost
 
-MAX_PASSWORD_SIZE = 2048
+MAX_PASSWORD_BYTES = 2048
 """Bytes of a password: with the user name it fits into any pipe at once."""
 
 _WHOLE_LINE = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -171,8 +171,8 @@ def parse_password(text: str) -> str:
         raise ConfigurationError("is empty")
     if not _WHOLE_LINE.fullmatch(password):
         raise ConfigurationError("has more than one line, or control characters")
-    if len(text.encode()) > MAX_PASSWORD_SIZE:
-        raise ConfigurationError(f"is over {format_size(MAX_PASSWORD_SIZE)}")
+    if len(text.encode()) > MAX_PASSWORD_BYTES:
+        raise ConfigurationError(f"is over {format_size(MAX_PASSWORD_BYTES)}")
     return password
 
 
@@ -187,13 +187,13 @@ class GitKeyring:
     """The credentials of `settings`, in their order.
 
     `directory`: that of systemd's credentials (LoadCredential=), for file names without one; empty:
-    there is none. `mac_key`: the daemon's key, for identities
+    there is none. `credential_id_key`: the daemon's key, for identities
     of credentials.
     """
 
     _settings: Sequence[CredentialSettings]
     _directory: str
-    mac_key: bytes = attrs.field(repr=False)
+    credential_id_key: bytes = attrs.field(repr=False)
     _credentials: Sequence[Credential] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:

@@ -50,17 +50,17 @@ from tawebeval.git.fetch_limits import (
     FetchLimits,
     build_commit_inspection_commands,
     fetch_within_byte_budget,
-    iterate_files,
     run_within_byte_limit,
+    walk_files,
 )
 from tawebeval.git.lfs import (
     LfsClient,
     LfsPointer,
-    build_conversion_detection_command,
-    explain_missing_lfs_object,
+    add_lfs_object_sizes,
+    build_gitattributes_grep_command,
     find_lfs_pointers,
     find_missing_lfs_objects,
-    measure_with_lfs_objects,
+    make_lfs_failure,
     replace_lfs_pointers,
 )
 from tawebeval.git.remotes import Credential, Login, RemoteResolver
@@ -115,7 +115,7 @@ class BareRepository:
     """The repository in the directory `path`, which the first fetch creates.
 
     One fetch runs at a time. `has_many_packs` tells that fetches have added so many files that git
-    gets slower. The cache sets `size`, in bytes, and `user_count`; one with users is not evicted.
+    gets slower. The cache sets `disk_bytes` and `user_count`; one with users is not evicted.
     It drops a damaged one at once, and removes it when nobody uses it any more. Those who fetch the
     same share one of `shared_fetches`, whose keys end with the bytes that may be fetched.
     """
@@ -127,7 +127,7 @@ class BareRepository:
     _limits: FetchLimits
     _lfs: LfsClient
     has_many_packs: bool = False
-    size: int = 0
+    disk_bytes: int = 0
     user_count: int = 0
     shared_fetches: SingleFlight[tuple[Repository, str, int], Commit] = attrs.field(
         factory=SingleFlight
@@ -171,7 +171,7 @@ class BareRepository:
     def measure_disk_bytes(self) -> int:
         """Return the bytes of the repository on the disk. Blocks."""
         size = count = 0
-        for name, status in iterate_files(self.path, COMMIT_MARKERS_DIRECTORY):
+        for name, status in walk_files(self.path, COMMIT_MARKERS_DIRECTORY):
             size += get_disk_bytes(status)
             count += name.startswith("objects/pack/")
         self.has_many_packs = count >= _MANY_FILES
@@ -202,7 +202,7 @@ class BareRepository:
             # Whatever is wrong with the marker, the next request fetches the file.
             await self._threads.run_in_thread(self._remove_marker, commit)
             why = "but not tracked in .gitattributes, or lost from the cache (then try again)"
-            raise explain_missing_lfs_object(pointer, why)
+            raise make_lfs_failure(pointer, why)
 
     async def _read_tree(self, commit: Commit, tree: Path, index: Path) -> None:
         command = (f"--work-tree={tree}", "read-tree", "--reset", "-u", commit.tree_oid)
@@ -232,7 +232,7 @@ class BareRepository:
         `budget`: None for a new one. The timeout of the limits includes the wait for another fetch.
         Raises: EvaluationFailure.
         """
-        return await self._limits.finish_in_time(
+        return await self._limits.run_within_timeout(
             self._fetch(repository, oid, credential, budget or FetchBudget(self._limits)),
             "the fetch of the repository",
             ", with all attempts and the wait for other fetches",
@@ -290,7 +290,7 @@ class BareRepository:
 
         Raises: EvaluationFailure.
         """
-        command = build_conversion_detection_command(commit.oid)
+        command = build_gitattributes_grep_command(commit.oid)
         result = await self._git.run_command(self.path, *command)
         if result.status == 1:
             return commit
@@ -302,12 +302,12 @@ class BareRepository:
             return commit
         if not url.startswith(("http://", "https://")):
             why = "which this server fetches over https and http only; use such a URL"
-            raise explain_missing_lfs_object(pointers[0].path, why)
-        size = measure_with_lfs_objects(size, pointers)
+            raise make_lfs_failure(pointers[0].path, why)
+        size = add_lfs_object_sizes(size, pointers)
         self._limits.tree_limits.check_tree(commit.file_count, size)
         large = self.path / _LARGE
         missing = await self._threads.run_in_thread(find_missing_lfs_objects, pointers, large)
-        needed = sum(one.object_bytes for one in missing)
+        needed = sum(one.object_size for one in missing)
         if needed > budget.remaining_bytes:
             raise budget.make_size_failure()
         await self._lfs.download_objects(url, missing, large, credential)
@@ -418,7 +418,7 @@ def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) 
 
     Raises EvaluationFailure if its tree was not listed, or `oid` names another object.
     """
-    if inspection.is_other_object():
+    if inspection.is_tree_or_blob():
         raise EvaluationFailure(
             "commit",
             f"{oid} is a tree or a file of the repository, not a commit; `git rev-parse HEAD` in a"
@@ -431,7 +431,7 @@ def _inspected(oid: str, inspection: CommitInspectionParser, result: GitResult) 
 
 def _measure_tree(tree: Path) -> int:
     """Return the bytes of the files of a tree that git writes. Blocks."""
-    return sum(status.st_size for _, status in iterate_files(tree))
+    return sum(status.st_size for _, status in walk_files(tree))
 
 
 def create_repository(path: Path) -> None:
@@ -465,7 +465,7 @@ class GitServers:
         """
         words = f"the question for the branch {repository.branch!r} of the repository"
         asking = self._ask_for_branch(repository, credential)
-        return await self._limits.finish_in_time(asking, words)
+        return await self._limits.run_within_timeout(asking, words)
 
     async def _ask_for_branch(self, repository: Repository, credential: Credential | None) -> str:
         ref = f"refs/heads/{repository.branch}"

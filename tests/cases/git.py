@@ -163,7 +163,7 @@ class CacheTestCase(SynchronousTestCase):
     def restart(self, threads: Any = None) -> None:
         """Let another daemon take the cache over."""
         self.cache = self.make(threads)
-        self.cache.load_existing()
+        self.cache.load_from_disk()
 
     def script(self, command: Command) -> GitResult | Awaitable[GitResult]:
         if command.name in self.broken:

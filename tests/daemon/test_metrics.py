@@ -117,7 +117,7 @@ class MetricsTests(MetricsTestCase):
 
     def test_fetches_and_cache_sizes_are_shown(self) -> None:
         repositories = self.service.world.repositories
-        repositories.disk_sizes = {"repositories": 77, "checkouts": 88}
+        repositories.disk_bytes_by_kind = {"repositories": 77, "checkouts": 88}
         tally = repositories.counters
         tally.fetch_counts.update(fetched=2, failed=1, cancelled=3)
         tally.fetch_durations.record_value(2.0)

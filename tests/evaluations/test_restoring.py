@@ -80,10 +80,10 @@ class RestoringTestCase(RegistryTestCase):
             self.registry.hand_all_to_next_daemon()
         rows = [change(row) for row in self.world.kill_daemon()]
         self.registry = self.make(2)
-        self.registry.restore_evaluations(rows, self.uploads, self.resume_checkout)
+        self.registry.restore_evaluations(rows, self.uploads, self.use_checkout_at)
         self.world.turn()
 
-    def resume_checkout(self, commit: Commit, path: Path) -> Checkout:
+    def use_checkout_at(self, commit: Commit, path: Path) -> Checkout:
         self.world.repositories.users += 1
         return Checkout(commit, path, self.world.repositories._release)
 

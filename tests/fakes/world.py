@@ -186,7 +186,7 @@ class FakeRepositories:
         self.remote = False
         self.builds: set[str] = set()
         self.counters = GitCacheCounters()
-        self.disk_sizes = {"repositories": 0, "checkouts": 0}
+        self.disk_bytes_by_kind = {"repositories": 0, "checkouts": 0}
 
     def checkout_needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Tell what the test wants."""
@@ -226,7 +226,7 @@ class FakeRepositories:
     def fail(self, reason: str, message: str, **members: str) -> None:
         self.gate.error = EvaluationFailure(reason, message, members)
 
-    def load_existing(self) -> None:
+    def load_from_disk(self) -> None:
         """Do nothing."""
 
 

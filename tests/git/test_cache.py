@@ -76,14 +76,14 @@ class CheckOutTests(CacheTestCase):
     def test_malformed_marker_is_ignored_and_written_again(self) -> None:
         self.get()
         marker = self.path() / "commits" / OID
-        before = self.cache.disk_sizes
+        before = self.cache.disk_bytes_by_kind
         for content in ("7777", "{", '{"oid": 7}', ""):
             marker.write_text(content)
             self.git.commands.clear()
             self.get()
             self.assertEqual(self.names(), ["log", "ls-tree"])
             self.assertEqual(json.loads(marker.read_text())["tree_oid"], TREE)
-            self.assertEqual(self.cache.disk_sizes, before)
+            self.assertEqual(self.cache.disk_bytes_by_kind, before)
 
     def test_failed_and_cancelled_fetches_leave_no_files_and_no_objects(self) -> None:
         running = Running()
@@ -128,12 +128,12 @@ class CheckOutTests(CacheTestCase):
 
     def test_marker_adds_one_block_to_the_size_of_the_repositories(self) -> None:
         self.get()
-        before = self.cache.disk_sizes["repositories"]
+        before = self.cache.disk_bytes_by_kind["repositories"]
         self.present.clear()
         self.get(oid=OTHER)
-        self.assertEqual(self.cache.disk_sizes["repositories"], before + 4096)
+        self.assertEqual(self.cache.disk_bytes_by_kind["repositories"], before + 4096)
         self.restart()
-        self.assertEqual(self.cache.disk_sizes["repositories"], before + 4096)
+        self.assertEqual(self.cache.disk_bytes_by_kind["repositories"], before + 4096)
 
     def test_incomplete_repository_is_removed_after_the_disk_was_full(self) -> None:
         def fill(path: Path) -> None:

@@ -39,7 +39,7 @@ class CheckoutsTestCase(SynchronousTestCase):
 
     @property
     def disk_bytes(self) -> int:
-        return self.cache.disk_sizes["checkouts"]
+        return self.cache.disk_bytes_by_kind["checkouts"]
 
     async def write(self, tree: Path, index: Path) -> tuple[int, int]:
         """Write a tree: a directory, a file in it, and a link."""
@@ -71,7 +71,7 @@ class CheckoutsTestCase(SynchronousTestCase):
     def restart(self) -> None:
         """Let another daemon take over the checkouts, the oldest first."""
         self.cache = self.make()
-        self.cache.load_existing()
+        self.cache.load_from_disk()
 
 
 class ProvideCheckoutTests(CheckoutsTestCase):
@@ -179,7 +179,7 @@ class BuildTests(CheckoutsTestCase):
         self.restart()
         again = self.cache.find_build(checkout, self.key)
         self.assertEqual(again, stored)
-        self.assertEqual(self.cache.resume_checkout(stored.commit, stored.path), stored)
+        self.assertEqual(self.cache.use_checkout_at(stored.commit, stored.path), stored)
 
     def test_build_counts_in_the_cache_and_is_evicted_only_without_users(self) -> None:
         checkout = self.get()
@@ -257,14 +257,14 @@ class RestartTests(CheckoutsTestCase):
         self.restart()
         self.assertEqual(list(self.root.iterdir()), [path])
         self.cache = self.make(boot="00000000")
-        self.cache.load_existing()
+        self.cache.load_from_disk()
         self.assertNotEqual(self.get().path, path)
         self.assertEqual(len(self.written), 2)
 
     def test_resumed_checkout_is_in_use(self) -> None:
         path = self.get().path
         self.restart()
-        resumed = self.cache.resume_checkout(Commit(OID, ONE, FILES, SIZE), path)
+        resumed = self.cache.use_checkout_at(Commit(OID, ONE, FILES, SIZE), path)
         self.assertEqual(self.detach(), "")
         resumed.release()
         self.assertEqual(self.detach(), "1")

@@ -18,7 +18,7 @@ from tawebeval.config import CredentialSettings
 from tawebeval.core.hosts import HostPolicy, ResolvedGitRemote, ServerAddress, parse_server_address
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.git.remotes import (
-    MAX_PASSWORD_SIZE,
+    MAX_PASSWORD_BYTES,
     Credential,
     GitKeyring,
     Login,
@@ -164,7 +164,7 @@ class PasswordTests(SynchronousTestCase):
             ("secret\nsecret", "more than one line"),
             ("secret\n\n", "more than one line"),
             ("secret\0", "control"),
-            ("s" * (MAX_PASSWORD_SIZE + 1), "over 2 KiB"),
+            ("s" * (MAX_PASSWORD_BYTES + 1), "over 2 KiB"),
         ):
             error = self.assertRaises(ConfigurationError, parse_password, content)
             self.assertIn(reason, str(error))

@@ -96,9 +96,9 @@ class ArgumentsTests(CacheTestCase):
         self.get(oid=OTHER)
         self.assertIn(str(self.path() / "objects"), listed)
         self.assertNotIn(str(self.path() / "commits"), listed)
-        sizes = self.cache.disk_sizes
+        sizes = self.cache.disk_bytes_by_kind
         self.restart()
-        self.assertEqual(self.cache.disk_sizes, sizes)
+        self.assertEqual(self.cache.disk_bytes_by_kind, sizes)
 
     def test_commits_whose_markers_are_removed_are_not_counted(self) -> None:
         oid = "5" * 64
@@ -107,10 +107,10 @@ class ArgumentsTests(CacheTestCase):
         self.get(oid=OTHER)
         self.plant = lambda tree: (tree / "large").write_text(pointer)
         self.refuse()
-        sizes = self.cache.disk_sizes
+        sizes = self.cache.disk_bytes_by_kind
         for _ in range(3):
             self.assertIn("not tracked in .gitattributes", self.refuse().message)
-            self.assertEqual(self.cache.disk_sizes, sizes)
+            self.assertEqual(self.cache.disk_bytes_by_kind, sizes)
 
     def test_oid_of_a_tree_or_a_file_is_refused_as_such(self) -> None:
         self.broken["log"] = GitResult(0, "", "")
