@@ -96,7 +96,7 @@ def starter(socket: Path | None) -> None:
         check_user_and_locale("tawebeval starter")
         cgroups = open_cgroups(f"starter-{os.getpid()}")
         drop_capabilities()
-        execute_starter(path, cgroups.describe_parent(), os.environ)
+        execute_starter(path, cgroups.encode_parent_json(), os.environ)
 
 
 @click.command()

@@ -164,7 +164,7 @@ class EvaluationService(Service):
     def evaluations_outlast_daemon(self) -> bool:
         """Whether evaluations go on when the daemon ends."""
         is_on_cluster = self.context.configuration.runner.kind == "slurm"
-        return self._is_lasting and (is_on_cluster or self._launcher.starter.is_alive)
+        return self._is_lasting and (is_on_cluster or self._launcher.starter.is_starter_alive)
 
     def _on_starter_lost(self) -> None:
         self.registry.stop_accepting_evaluations()

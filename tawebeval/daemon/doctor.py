@@ -48,7 +48,7 @@ from tawebeval.linux import daemon_limits
 from tawebeval.linux.cgroups import (
     CgroupManager,
     Resource,
-    describe_enforcement,
+    describe_resource_limit,
     find_cgroup_remedy,
     open_cgroups,
 )
@@ -278,7 +278,7 @@ def _try_sandbox(cgroups: CgroupManager, daemon: ExaminedDaemon) -> CheckResults
 def _check_cgroups(cgroups: CgroupManager, daemon: ExaminedDaemon) -> CheckResults:
     remedy, enforced = find_cgroup_remedy(), cgroups.enforced_resources
     for what in get_args(Resource):
-        said = describe_enforcement(cgroups, what)
+        said = describe_resource_limit(cgroups, what)
         yield said if what in enforced else SetupProblem(said, remedy)
     if "memory" in enforced:
         # Without a limit of memory no number of watches is enough.

@@ -44,9 +44,9 @@ from tawebeval.linux import daemon_limits
 from tawebeval.linux.cgroups import (
     CgroupManager,
     describe_missing_limits,
-    find_pids_controller_parent,
+    find_process_limit_cgroup,
 )
-from tawebeval.linux.child import kill_processes_below
+from tawebeval.linux.child import kill_directory_processes
 from tawebeval.linux.filetree import (
     DISK_FULL_REMEDY,
     describe_disk_error,
@@ -265,7 +265,7 @@ def describe_limits_on_starter(
 
     What the kernel does not tell is left out.
     """
-    cgroup = find_pids_controller_parent(starter.cgroups)
+    cgroup = find_process_limit_cgroup(starter.cgroups)
     with suppress(PermissionError):  # of another user
         for name, found in daemon_limits.assess_starter_limits(configuration, starter.pid, cgroup):
             what = f"{name}: {found}"
@@ -365,7 +365,7 @@ class StartupChecks(Service):
         programs = starter.list_programs()
         # A starter that is gone may have left what has hidden from it, of evaluations that end now.
         evaluators = () if programs else (directories.evaluations,)
-        if killed := kill_processes_below(directories.repositories, *evaluators):
+        if killed := kill_directory_processes(directories.repositories, *evaluators):
             what = "killed {count} processes left by an earlier daemon: {pids}"
             log.warn(what, count=len(killed), pids=sorted(killed))
         for program in programs:
@@ -374,7 +374,7 @@ class StartupChecks(Service):
                 evaluation.name not in inherited.running_directory_names
             ):
                 starter.forget_program_blocking(program)
-        self._cgroups.remove_other_evaluation_cgroups(inherited.cgroup_names)
+        self._cgroups.remove_orphan_cgroups(inherited.cgroup_names)
         directories.move_leftovers_to_trash(inherited.directory_names)
 
     def _empty_trash(self) -> None:

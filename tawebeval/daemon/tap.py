@@ -93,7 +93,7 @@ def makeService(
         keep_freed_memory()
         daemon_limits.check_hard_limits(configuration.limits)
         daemon_limits.raise_descriptor_limit()
-        configuration = daemon_limits.limit_connections(configuration)
+        configuration = daemon_limits.cap_configured_connections(configuration)
         for problem in daemon_limits.assess_process_limit(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))
         atexit.register(cgroups.remove_all_cgroups)  # after a failed start no service is stopped

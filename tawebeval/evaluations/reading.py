@@ -477,7 +477,7 @@ def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
         "usage": None,
         "error": _build_error(details),
         "results": _build_results(details),
-        "runner": details.runner_status and attrs.asdict(details.runner_status),
+        "runner": details.cluster_job and attrs.asdict(details.cluster_job),
         "callback": None,
         "stderr": "" if result is None else result.stderr_text,
         "events": {"buffered": 0, "discarded": 0},

@@ -78,7 +78,7 @@ def start_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
 def requeue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let an evaluation enter the queue again that an earlier process had not started. Blocks."""
     details, upload = evaluation.details, evaluation.details.upload_directory
-    details.limits = details.environment = details.runner_status = None
+    details.limits = details.environment = details.cluster_job = None
     # Of a run that could not be stored; another one would have other events.
     has_delivered_events = has_batch_marks(evaluation.workspace.output_directory)
     evaluation.events.has_lost_events = has_delivered_events
@@ -368,7 +368,7 @@ def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedR
     )
     sandboxed.is_build = evaluation.on_tree_built is not None
     sandboxed.job_settings = _list_job_settings(evaluation.context.configuration, details)
-    details.runner_status = sandboxed.runner_status
+    details.cluster_job = sandboxed.cluster_job
     return sandboxed
 
 

@@ -51,7 +51,7 @@ from tawebeval.errors import (
 )
 from tawebeval.linux.cgroups import ResourceUsage
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, describe_disk_error
-from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
+from tawebeval.sandbox.base import ClusterJob, Environment, EvaluatorExit
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 from tawebeval.webhooks.records import CallbackRecord
 from tawebeval_client.results import ResultSummary
@@ -136,7 +136,7 @@ class EvaluationDetails:
     - `limits`, `environment`: those of the run; None before the start.
     - `result_summary`: what the evaluator has reported, None before the start.
     - `run_result`: set when the evaluator has ended.
-    - `runner_status`: where the evaluator runs, None on this machine.
+    - `cluster_job`: the job that runs the evaluator, None on this machine.
     - `failure`: the failure; in a row before the end, the reason of a stop. `failure_event`: its
       event, b"" without one.
     - `problem`: as in the request, but None for a rerun that is altered. `first_submission_time`:
@@ -176,7 +176,7 @@ class EvaluationDetails:
     commit: Commit | None = None
     limits: LimitSettings | None = None
     environment: Environment | None = None
-    runner_status: RunnerStatus | None = None
+    cluster_job: ClusterJob | None = None
     result_summary: ResultSummary | None = None
     run_result: RunResult | None = None
     failure: EvaluationFailure | None = None

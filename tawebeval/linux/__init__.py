@@ -5,8 +5,8 @@ them with all their descendants, and remove what they have written. This package
 packages `sandbox` and `git` use them.
 
 - `child`: `ChildProcess` drives a Twisted `ProcessProtocol` by a pidfd and two pipes; `spawn_child`
-  starts children, such as git. `kill_processes_below` ends processes that have left their parent,
-  or that a dead daemon has left.
+  starts children, such as git. `kill_directory_processes` ends processes that have left their
+  parent, or that a dead daemon has left.
 - `starter`: the parent of evaluators, a process that outlives the daemon and stores what they
   print. `starter_client`: `StarterClient` takes a `LaunchSpec`.
 - `tail`: `FileTail` reads a file that another process writes; `TailedProcess` drives a

@@ -44,12 +44,12 @@ from tawebeval.config import LimitSettings
 from tawebeval.linux.kernel_files import (
     EVALUATOR_CGROUP_NAME,
     OWN_CGROUP_NAME,
-    PROGRAM_CGROUP_PREFIX,
+    SUBMISSION_CGROUP_PREFIX,
     CgroupDirectory,
     UnremovedCgroups,
     is_pid_in_use,
     kill_and_remove_cgroups,
-    leave_parent_cgroup,
+    remove_parent_cgroup,
 )
 
 SYSTEMD_MARKER_DIRECTORY = "/run/systemd/system"
@@ -219,7 +219,7 @@ class EvaluationCgroup:
                 self.submission_peak_memory_bytes = sum(
                     each.read_number("memory.peak") or 0
                     for each in self.directory.list_children()
-                    if each.name.startswith(PROGRAM_CGROUP_PREFIX)
+                    if each.name.startswith(SUBMISSION_CGROUP_PREFIX)
                 )
         if found:  # mostly nothing is found, and no new set is needed
             self._exceeded |= found
@@ -400,7 +400,7 @@ class CgroupManager:
         group = EvaluationCgroup(self.evaluations_cgroup / name, self.enforced_resources)
         return group if os.path.exists(group.procs_files[0]) else None
 
-    def remove_other_evaluation_cgroups(self, kept: Collection[str]) -> None:
+    def remove_orphan_cgroups(self, kept: Collection[str]) -> None:
         """Kill and remove all cgroups of evaluations but those of these names. Blocks.
 
         What cannot be removed is logged. Raises: OSError.
@@ -409,7 +409,7 @@ class CgroupManager:
         evaluations = (each for each in children if each.name.startswith(_EVALUATION))
         _log_kept(kill_and_remove_cgroups(each for each in evaluations if each.name not in kept))
 
-    def describe_parent(self) -> str:
+    def encode_parent_json(self) -> str:
         """Return the parent cgroup, for `open_starter_cgroups` in another process."""
         return json.dumps(
             {
@@ -423,7 +423,7 @@ class CgroupManager:
     def remove_all_cgroups(self) -> None:
         """Kill and remove all cgroups that `open_cgroups` has made, and move this process back."""
         if self._parent is not None and self._own is not None:
-            _log_kept(leave_parent_cgroup(self._parent, self._own, self._enabled))
+            _log_kept(remove_parent_cgroup(self._parent, self._own, self._enabled))
 
 
 def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager:
@@ -464,8 +464,8 @@ def open_cgroups(name: str, own: CgroupDirectory | None = None) -> CgroupManager
 def open_starter_cgroups(own: CgroupManager, description: str) -> CgroupManager:
     """Return a manager that makes the cgroups of evaluations below the parent of the starter.
 
-    `description` is what `describe_parent` has returned in the starter's process. Nothing there is
-    moved or killed, not even at the end. The rest, such as the cgroup of git, is as in `own`.
+    `description` is what `encode_parent_json` has returned in the starter's process. Nothing there
+    is moved or killed, not even at the end. The rest, such as the cgroup of git, is as in `own`.
     """
     told = json.loads(description)
     missing: dict[Resource, str] = told["missing"]
@@ -481,7 +481,7 @@ def open_starter_cgroups(own: CgroupManager, description: str) -> CgroupManager:
     )
 
 
-def find_pids_controller_parent(description: str) -> str | None:
+def find_process_limit_cgroup(description: str) -> str | None:
     """Return the parent cgroup with the limit of processes; None without one.
 
     `description` is as for `open_starter_cgroups`, or "".
@@ -536,7 +536,7 @@ def describe_missing_limits(cgroups: CgroupManager) -> str:
     )
 
 
-def describe_enforcement(cgroups: CgroupManager, what: Resource) -> str:
+def describe_resource_limit(cgroups: CgroupManager, what: Resource) -> str:
     """Return how a resource is limited, with the reason if it is not."""
     if what in cgroups.enforced_resources:
         return f"{what}: enforced by cgroups"

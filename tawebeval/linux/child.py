@@ -9,9 +9,9 @@ forks if a directory is given, and looks at every child whenever one ends. Here 
 end of one child only.
 
 Without a sandbox a process may leave its process group, its session and its parent, and, without
-cgroups too, outlive a daemon that is killed. `kill_processes_below` recognises it by a variable of
-its environment, or a working directory, below the run's or the daemon's own directories. A process
-that hides both stays; only a process namespace can promise more.
+cgroups too, outlive a daemon that is killed. `kill_directory_processes` recognises it by a variable
+of its environment, or a working directory, below the run's or the daemon's own directories. A
+process that hides both stays; only a process namespace can promise more.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from tawebeval.linux.kernel_files import (
-    list_descendants,
-    read_stat,
+    list_descendant_pids,
+    read_process_stat,
     send_signal,
 )
 
@@ -216,7 +216,7 @@ def kill_adopted_process(pid: int, starter: int) -> None:
     with suppress(FileNotFoundError, ProcessLookupError):
         pidfd = os.pidfd_open(pid)
         try:
-            if int(read_stat(pid)[1]) == starter:
+            if int(read_process_stat(pid)[1]) == starter:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 if not has_process_ended(pidfd, _MAX_SECONDS):
                     log.error("process {pid} survives being killed", pid=pid)
@@ -224,7 +224,7 @@ def kill_adopted_process(pid: int, starter: int) -> None:
             os.close(pidfd)
 
 
-def kill_processes_below(*roots: Path, parent: int | None = None) -> Collection[int]:
+def kill_directory_processes(*roots: Path, parent: int | None = None) -> Collection[int]:
     """Kill what works in a directory below `roots`, with all descendants; return their numbers.
 
     That are processes whose working directory, TEMPORARY_DIRECTORY or GIT_DIR lies there. Those
@@ -240,7 +240,7 @@ def kill_processes_below(*roots: Path, parent: int | None = None) -> Collection[
             log.error("processes {pids} survive being killed", pids=sorted(found))
             break
         for pid in found - killed:
-            for one in (pid, *list_descendants(pid)):
+            for one in (pid, *list_descendant_pids(pid)):
                 send_signal(one, signal.SIGKILL)
                 killed.add(one)
         time.sleep(_PAUSE)
@@ -255,7 +255,7 @@ def _find_below(places: tuple[bytes, ...], parent: int | None) -> Iterator[int]:
             if pid != os.getpid() and any(
                 place.startswith(places) for place in _read_places(f"/proc/{pid}/task")
             ):
-                stat = read_stat(pid)
+                stat = read_process_stat(pid)
                 if int(stat[4]) == 0 or int(stat[1]) == parent:  # tty_nr, ppid
                     yield pid
 
@@ -279,6 +279,6 @@ def _read_places(tasks: str) -> Sequence[bytes]:
 def _is_alive(pid: int) -> bool:
     """Tell whether a process can still run."""
     try:
-        return read_stat(pid)[0] not in (b"Z", b"X")
+        return read_process_stat(pid)[0] not in (b"Z", b"X")
     except (FileNotFoundError, ProcessLookupError):
         return False

@@ -3,7 +3,7 @@
 No evaluator can have more than the daemon, and all evaluators share its processes. Where those run
 out the next fork(2) fails, so that one evaluator is blamed for the processes of the others. Where
 connections take all descriptors no evaluation can begin, and Twisted closes new connections without
-a word: `limit_connections` leaves enough descriptors for the rest.
+a word: `cap_configured_connections` leaves enough descriptors for the rest.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def limit_connections(configuration: Configuration) -> Configuration:
+def cap_configured_connections(configuration: Configuration) -> Configuration:
     """Return the configuration with no more connections than descriptors allow; log if fewer.
 
     Raises ConfigurationError as `assess_descriptor_limit` does.
@@ -166,7 +166,7 @@ def assess_starter_limits(
     PermissionError.
     """
     running = resolve_run_slot_count(configuration.evaluations.running)
-    wanted = running * starter.MAX_DESCRIPTORS_PER_PROGRAM + starter.RESERVED_DESCRIPTORS
+    wanted = running * starter.MAX_DESCRIPTORS_PER_PROGRAM + starter.RESERVED_FD_COUNT
     remedy = (
         f"set LimitNOFILE={wanted} in {_STARTER_UNIT} (or ulimit -n), or lower evaluations.running"
     )

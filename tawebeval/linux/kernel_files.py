@@ -5,8 +5,8 @@ Besides, calls of the C library that Python does not have (`call_libc`).
 For processes see proc(5), for cgroups (`CgroupDirectory`) cgroups(7) and the kernel's
 admin-guide/cgroup-v2. Everything here blocks, mostly not for long.
 
-This module imports the standard library only: `starter_client.pack_program` packs it into the
-starter, the broker and the program on the nodes of Slurm, which know nothing of tawebeval.
+This module imports the standard library only: `starter_client.build_program_archive` packs it into
+the starter, the broker and the program on the nodes of Slurm, which know nothing of tawebeval.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def prctl(option: int, argument: int) -> None:
 
 
 @contextmanager
-def shorten_path(path: str) -> Iterator[str]:
+def shorten_socket_path(path: str) -> Iterator[str]:
     """Yield a short path for the same place: that of a socket has at most 107 bytes (unix(7))."""
     directory, name = os.path.split(path)
     place = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -78,7 +78,7 @@ def is_pid_in_use(pid: int) -> bool:
     return True
 
 
-def read_stat(process: int | str) -> list[bytes]:
+def read_process_stat(process: int | str) -> list[bytes]:
     """Return the fields of a stat file from the third one on, which is the state.
 
     `process` is a number, or names a process or thread below /proc. Raises: OSError.
@@ -87,7 +87,7 @@ def read_stat(process: int | str) -> list[bytes]:
         return file.read().rpartition(b")")[2].split()
 
 
-def list_children(pid: int | str) -> Iterator[int]:
+def list_child_pids(pid: int | str) -> Iterator[int]:
     """Yield the children of a process; none if it has ended."""
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -97,15 +97,15 @@ def list_children(pid: int | str) -> Iterator[int]:
     if isinstance(pid, int) and not os.path.exists(f"/proc/{pid}") and is_pid_in_use(pid):
         for name in filter(str.isdecimal, os.listdir("/proc")):
             with suppress(OSError):
-                if int(read_stat(name)[1]) == pid:
+                if int(read_process_stat(name)[1]) == pid:
                     yield int(name)
 
 
-def list_descendants(pid: int | str) -> list[int]:
+def list_descendant_pids(pid: int | str) -> list[int]:
     """Return all descendants of a process, each behind its parent."""
-    found = list(list_children(pid))
+    found = list(list_child_pids(pid))
     for one in found:
-        found.extend(list_children(one))
+        found.extend(list_child_pids(one))
     return found
 
 
@@ -122,7 +122,7 @@ def signal_sandbox(bwrap: int, number: int, signal_group: Callable[[int], object
     process, which ignores signals, the program has not begun or has ended: then kill everything,
     by `signal_group` if nothing is inside.
     """
-    inside = list_descendants(bwrap)
+    inside = list_descendant_pids(bwrap)
     for pid in inside:
         send_signal(pid, number if len(inside) > 1 else signal.SIGKILL)
     if not inside:
@@ -136,16 +136,16 @@ def measure_cpu_seconds(pid: int) -> float:
     child that ends meanwhile is not counted twice.
     """
     ticks = 0
-    for one in (pid, *list_descendants(pid)):
+    for one in (pid, *list_descendant_pids(pid)):
         with suppress(OSError):
-            ticks += sum(map(int, read_stat(one)[11:15]))
+            ticks += sum(map(int, read_process_stat(one)[11:15]))
     return ticks * _TICK
 
 
 def measure_largest_process_memory(pid: int) -> int:
     """Return the memory, without files, of the largest of a process and its descendants: bytes."""
     largest = 0
-    for one in (pid, *list_descendants(pid)):
+    for one in (pid, *list_descendant_pids(pid)):
         with suppress(OSError):
             for thread in os.listdir(f"/proc/{one}/task"):
                 with open(f"/proc/{one}/task/{thread}/statm", "rb") as file:
@@ -160,7 +160,7 @@ OWN_CGROUP_NAME = "daemon"
 """The name of the cgroup of the process that has made a parent cgroup, below that."""
 EVALUATOR_CGROUP_NAME = "evaluator"
 """The name of the cgroup of the evaluator, below that of the evaluation with its limits."""
-PROGRAM_CGROUP_PREFIX = "run-"
+SUBMISSION_CGROUP_PREFIX = "run-"
 """The beginning of the names of the others, of the submission's programs."""
 
 _READ = 4096  # bytes: the kernel returns a page at a time
@@ -312,7 +312,7 @@ def kill_and_remove_cgroups(groups: Iterable[CgroupDirectory]) -> UnremovedCgrou
     return kept
 
 
-def leave_parent_cgroup(
+def remove_parent_cgroup(
     parent: CgroupDirectory, own: CgroupDirectory, enabled: Sequence[str]
 ) -> UnremovedCgroups:
     """Move this process, and those beside it, from below `parent` to `own`; remove `parent`.

@@ -13,7 +13,7 @@ program has ended. All of that is in files of the directory, which a later clien
 | --- | --- |
 | start | what to start, a JSON object: see `LaunchSpec` |
 | stdout, stderr | what the program has printed, up to the limits and one byte |
-| exit | how the program ended, a JSON object: see `Program.describe` |
+| exit | how the program ended, a JSON object: see `Program.describe_state` |
 | broker-stderr | what the broker has printed on stderr |
 
 Programs never get the files: they cannot truncate, map or reopen them.
@@ -47,12 +47,13 @@ Bounds, so that neither a client nor a program harms others:
 - A request has at most `MAX_MESSAGE_BYTES` bytes, and `start` at most `MAX_START_FILE_BYTES`. A
   client that sends nonsense, or does not read its answers, is disconnected; of each program it gets
   one notice later.
-- A program that would need one of the last `RESERVED_DESCRIPTORS` descriptors is refused (EMFILE).
-- Each pipe is read once in a turn, `CHUNK_BYTES` at most, and only up to its limit and one byte.
+- A program that would need one of the last `RESERVED_FD_COUNT` descriptors is refused (EMFILE).
+- Each pipe is read once in a turn, `MAX_PIPE_READ_BYTES` at most, and only up to its limit and one
+  byte.
 - Each read wakes all epoll instances that watch the pipe. Once such reads have taken
   `MAX_SLOW_READ_CPU_SECONDS` of processor time, the program's pipes are read no more.
 - Once the disk takes no byte the pipe is read no more, and the program waits. It is told
-  (`write_error`): a client kills the program.
+  (`write_errno`): a client kills the program.
 - Nothing waits for a child to execute its program. If its client has gone before that, the program
   is killed.
 
@@ -88,11 +89,11 @@ from tawebeval.linux.kernel_files import (
     CgroupDirectory,
     call_libc,
     is_pid_in_use,
-    leave_parent_cgroup,
     make_sealed_memfd,
     prctl,
-    read_stat,
-    shorten_path,
+    read_process_stat,
+    remove_parent_cgroup,
+    shorten_socket_path,
 )
 
 PROCESS_NAME = "tawebeval-starter"
@@ -105,7 +106,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 """The maximum size of a request and of an answer, in bytes."""
 MAX_START_FILE_BYTES = 4 * 2**20
 """The maximum size of a file `start`, in bytes."""
-RESERVED_DESCRIPTORS = 256
+RESERVED_FD_COUNT = 256
 """The number of descriptors that are never used for programs."""
 MAX_DESCRIPTORS_PER_PROGRAM = 7
 """The maximum number of descriptors that the starter needs for one program with its broker."""
@@ -113,7 +114,7 @@ FIRST_PASSED_DESCRIPTOR = 3
 """The number of the first of a program's `descriptors`; the others follow."""
 MAX_PASSED_DESCRIPTORS = 13
 """The maximum number of a program's `descriptors`."""
-CHUNK_BYTES = 256 * 1024
+MAX_PIPE_READ_BYTES = 256 * 1024
 """The maximum number of bytes that are read from a pipe in one turn; the size of full pipes."""
 MAX_SLOW_READ_CPU_SECONDS = 0.25
 """Seconds of processor time that slow reads of one program's output may take."""
@@ -154,8 +155,8 @@ class LaunchSpec(NamedTuple):
     - `rlimits`: soft and hard limit by the names of prlimit(1). The starter's own hard limit stands
       if it is lower.
     - `niceness`: the increment over the starter's nice value.
-    - `layers`: lower, upper and work directory of an overlay (the kernel's filesystems/overlayfs),
-      which is mounted over the upper one for the program alone; empty without.
+    - `overlay_directories`: lower, upper and work directory of an overlay, which is mounted over
+      the upper one for the program alone (the kernel's filesystems/overlayfs); empty without.
     - `has_own_process_limit`: the process has a user namespace of its own, so that it shares no
       limit of a user with others.
     - `stdout_limit`, `stderr_limit`: bytes that are read, and one more.
@@ -170,7 +171,7 @@ class LaunchSpec(NamedTuple):
     procs_files: Sequence[str] = ()
     rlimits: Mapping[str, tuple[int, int]] = {}
     niceness: int = 0
-    layers: Sequence[str] = ()
+    overlay_directories: Sequence[str] = ()
     has_own_process_limit: bool = False
     stdout_limit: int = 2**62
     stderr_limit: int = 2**62
@@ -186,7 +187,7 @@ class LaunchSpec(NamedTuple):
         }
 
 
-class Output:
+class OutputPipe:
     """A pipe whose bytes go to `file`, a descriptor: `limit` bytes and one more at most.
 
     `size` is the number of bytes in the file. `error` is the errno by which the file took no more;
@@ -210,7 +211,7 @@ class Output:
         self.is_open = True
 
     @property
-    def is_full(self) -> bool:
+    def is_over_limit(self) -> bool:
         """Whether the limit is exceeded: nothing more is read."""
         return self.size > self._limit
 
@@ -221,7 +222,7 @@ class Output:
             moved = os.splice(
                 self.pipe,
                 self.file,
-                min(CHUNK_BYTES, self._limit + 1 - self.size),
+                min(MAX_PIPE_READ_BYTES, self._limit + 1 - self.size),
                 offset_dst=self.size,
                 flags=os.SPLICE_F_NONBLOCK,
             )
@@ -243,7 +244,7 @@ class Output:
     def _enlarge(self) -> None:
         """Enlarge a pipe that was full, for its writer waits; not at the user's limit of pages."""
         with contextlib.suppress(OSError):
-            self._pipe_size = fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, CHUNK_BYTES)
+            self._pipe_size = fcntl.fcntl(self.pipe, fcntl.F_SETPIPE_SZ, MAX_PIPE_READ_BYTES)
 
     def move_rest(self) -> None:
         """Move what the pipe holds now, and close it."""
@@ -251,7 +252,7 @@ class Output:
             return
         left = int.from_bytes(fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
         end, before = self.size + left, -1
-        while self.is_open and before < self.size < end and not self.is_full:
+        while self.is_open and before < self.size < end and not self.is_over_limit:
             before = self.size
             self.move_chunk()
         self.close()
@@ -293,14 +294,14 @@ class Program:
         self.pid = 0
         self.start_time_ticks = 0
         self.top: int | None = None
-        self.outputs: Sequence[Output] = ()
+        self.outputs: Sequence[OutputPipe] = ()
         self.broker: Broker | None = None
         self.exit: dict[str, Any] | None = None
         self.is_started = False  # it executes the program, and its client knows
         self.is_forgotten = False
 
     @property
-    def is_complete(self) -> bool:
+    def is_output_complete(self) -> bool:
         """Whether the program has ended, and its pipes are closed."""
         return self.exit is not None and not any(output.is_open for output in self.outputs)
 
@@ -309,13 +310,13 @@ class Program:
         """The processor time of slow reads, in seconds."""
         return sum(output.slow_read_cpu_seconds for output in self.outputs)
 
-    def describe(self) -> dict[str, Any]:
+    def describe_state(self) -> dict[str, Any]:
         """Return the content of the file `exit`, and of notices.
 
         - `wait_status`, `rusage`: as of wait4(2); `time`: of the end, in seconds since the epoch.
           The three are missing while the program runs.
         - `is_output_complete`: whether all that was printed is in the files.
-        - `write_error`: the errno by which the disk has not taken output; null if it has.
+        - `write_errno`: the errno by which the disk has not taken output; null if it has.
         - `slow_read_cpu_seconds`: the processor time of slow reads.
         - `broker_pid`: the running broker, null without; `broker_error`: why it cannot be started.
         """
@@ -324,8 +325,8 @@ class Program:
             **(self.exit or {}),
             "pid": self.pid,
             "start_time_ticks": self.start_time_ticks,
-            "is_output_complete": self.is_complete,
-            "write_error": errors[0] if errors else None,
+            "is_output_complete": self.is_output_complete,
+            "write_errno": errors[0] if errors else None,
             "slow_read_cpu_seconds": self.slow_read_cpu_seconds,
             "broker_pid": self.broker and (self.broker.pid or None),
             "broker_error": self.broker and self.broker.error,
@@ -337,7 +338,7 @@ class Program:
         try:
             file = os.open(f"{path}.new", _FILE_FLAGS | os.O_TRUNC, _PRIVATE)
             try:
-                os.write(file, json.dumps(self.describe()).encode())
+                os.write(file, json.dumps(self.describe_state()).encode())
             finally:
                 os.close(file)
             os.rename(f"{path}.new", path)
@@ -384,7 +385,7 @@ class Starter:
         self, listening: socket.socket, max_descriptors: int, mount_problem: str | None
     ) -> None:
         self._listening = listening
-        self._max_programs = (max_descriptors - RESERVED_DESCRIPTORS) // MAX_DESCRIPTORS_PER_PROGRAM
+        self._max_programs = (max_descriptors - RESERVED_FD_COUNT) // MAX_DESCRIPTORS_PER_PROGRAM
         self._mount_problem = mount_problem
         self._poll = select.poll()  # not epoll, whose watches evaluators of this user can exhaust
         self._handlers: dict[int, Callable[[int], None]] = {}
@@ -567,7 +568,7 @@ class Starter:
         while client.notices:
             name = next(iter(client.notices))
             program = self._programs.get(name)
-            notice = {"is_unknown": True} if program is None else program.describe()
+            notice = {"is_unknown": True} if program is None else program.describe_state()
             try:
                 client.connection.send(json.dumps({"notice": name, **notice}).encode())
             except BlockingIOError:
@@ -587,7 +588,7 @@ class Starter:
             raise FileExistsError(errno.EEXIST, "was started already", name)
         if len(self._programs) >= self._max_programs:
             raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} (RLIMIT_NOFILE)")
-        specification = read_specification(name)
+        specification = read_launch_spec(name)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{name}/exit")
         program = Program(name)
@@ -607,7 +608,7 @@ class Starter:
                 }
                 ends = []
                 for what, limit in limits.items():
-                    output = Output(f"{name}/{what}", limit)
+                    output = OutputPipe(f"{name}/{what}", limit)
                     program.outputs = (*program.outputs, output)
                     writing.callback(os.close, output.writing)
                     ends.append(output.writing)
@@ -669,26 +670,26 @@ class Starter:
 
     # Output
 
-    def _move_output(self, program: Program, output: Output, events: int) -> None:
+    def _move_output(self, program: Program, output: OutputPipe, events: int) -> None:
         pipe = output.pipe
         output.move_chunk()
         if not output.is_open:
             self._unwatch(pipe)
-            if program.is_complete:
+            if program.is_output_complete:
                 self._save(program)
             return
-        is_bad = output.is_full or output.error is not None
+        is_bad = output.is_over_limit or output.error is not None
         if is_bad or program.slow_read_cpu_seconds >= MAX_SLOW_READ_CPU_SECONDS:
             self._unwatch(pipe)
             self._notify_all(program)
 
     def _close_output(self, program: Program) -> None:
-        was_complete = program.is_complete
+        was_complete = program.is_output_complete
         for output in program.outputs:
             if output.is_open:
                 self._unwatch(output.pipe)
                 output.move_rest()
-        if program.is_complete and not was_complete:
+        if program.is_output_complete and not was_complete:
             self._save(program)
 
     def _save(self, program: Program) -> None:
@@ -804,7 +805,7 @@ def receive_message(connection: socket.socket) -> tuple[bytes, Sequence[int]]:
     return message, descriptors
 
 
-def read_specification(directory: str) -> LaunchSpec:
+def read_launch_spec(directory: str) -> LaunchSpec:
     """Read the file `start` of a directory. Raises: OSError."""
     path = f"{directory}/start"
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
@@ -823,7 +824,7 @@ def _listen(path: str) -> socket.socket:
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        with shorten_path(path) as short:
+        with shorten_socket_path(path) as short:
             listening.bind(short)
         listening.listen(_BACKLOG)
     except OSError:
@@ -869,10 +870,10 @@ def _execute_program(
     try:
         entries = _open_procs_files(specification)
         tops = []
-        if specification.layers:
-            tops.append(mount_overlay(specification.layers))
+        if specification.overlay_directories:
+            tops.append(mount_overlay(specification.overlay_directories))
         _take_place(specification, entries, outputs)
-        told = {"start_time_ticks": int(read_stat("self")[19])}
+        told = {"start_time_ticks": int(read_process_stat("self")[19])}
         socket.send_fds(report, [json.dumps(told).encode()], tops)
         _execute(specification)
     except OSError as error:
@@ -939,18 +940,18 @@ def _execute(specification: LaunchSpec) -> None:
     os.execve(argv[0], argv, dict(specification.environment))  # noqa: S606  (no shell is wanted)
 
 
-def mount_overlay(layers: Sequence[str]) -> int:
+def mount_overlay(overlay_directories: Sequence[str]) -> int:
     """Mount an overlay over its upper directory, for this process alone; return its top.
 
     Raises: OSError, which says that it is of an overlay.
     """
     # By descriptors: no character of a path means anything, and evaluators learn no path.
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    place = os.fsencode(layers[1])
+    place = os.fsencode(overlay_directories[1])
     how = _MS_NOSUID | _MS_NODEV
     try:
         call_libc("unshare", _CLONE_NEWNS)
-        opened = [os.open(path, flags) for path in layers]
+        opened = [os.open(path, flags) for path in overlay_directories]
         options = _OVERLAY.format(*(f"/proc/self/fd/{descriptor}" for descriptor in opened))
         call_libc("mount", b"overlay", place, b"overlay", how, options.encode())
         return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -1015,7 +1016,7 @@ def open_listening_socket(path: str) -> socket.socket:
     new = f"{path}.new"  # so that the starter listens as soon as `path` exists
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other,
-        shorten_path(path) as short,
+        shorten_socket_path(path) as short,
         contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
     ):
         other.connect(short)
@@ -1058,7 +1059,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(0)
 
 
-def prepare_for_programs() -> int:
+def prepare_parent_process() -> int:
     """Set what programs inherit; return the maximum number of descriptors."""
     with contextlib.suppress(OSError), open("/proc/self/coredump_filter", "w") as file:
         # Core dumps of programs contain no memory (core(5)). A handler of the machine would store
@@ -1086,7 +1087,7 @@ def main() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(parent):
             raise SystemExit(1)
-    hard = prepare_for_programs()
+    hard = prepare_parent_process()
     try:
         listening = open_listening_socket(path)
     except OSError as error:
@@ -1116,4 +1117,4 @@ def _leave_cgroup(description: str) -> None:
     told = json.loads(description)
     if told.get("evaluations") is not None and told.get("own") is not None:
         parent, own = CgroupDirectory(told["evaluations"]), CgroupDirectory(told["own"])
-        leave_parent_cgroup(parent, own, told["enabled"])
+        remove_parent_cgroup(parent, own, told["enabled"])

@@ -5,10 +5,10 @@ uses meanwhile, so that any thread may make them. From `attach_reactor` on, the 
 connection more, which brings notices of programs that end, and takes requests that are not
 answered.
 
-`pack_program` makes programs of some modules of tawebeval: archives (zipapp) or directories that
-Python executes with `python3 -I -S` where tawebeval is not installed: as another user, on another
-machine, or for longer than this version is installed. Their modules import the standard library,
-and each other.
+`build_program_archive` makes programs of some modules of tawebeval: archives (zipapp) or
+directories that Python executes with `python3 -I -S` where tawebeval is not installed: as another
+user, on another machine, or for longer than this version is installed. Their modules import the
+standard library, and each other.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def collect_program_files(*modules: ModuleType) -> Mapping[str, bytes]:
     return files
 
 
-def pack_program(*modules: ModuleType) -> bytes:
+def build_program_archive(*modules: ModuleType) -> bytes:
     """Return the archive of a program, of the files of `collect_program_files`."""
     archive = io.BytesIO()
     with ZipFile(archive, "w") as file:
@@ -69,8 +69,8 @@ def pack_program(*modules: ModuleType) -> bytes:
 
 
 ANSWER_TIMEOUT = 10  # seconds for an answer
-STARTER_PROGRAM = pack_program(starter, kernel_files)
-STARTER_ENDED = "the starter of evaluators has ended"
+STARTER_ARCHIVE = build_program_archive(starter, kernel_files)
+STARTER_ENDED_MESSAGE = "the starter of evaluators has ended"
 _HANGS = "the starter of evaluators does not answer"
 _VERSION = (
     "the starter of evaluators speaks version {} of its protocol, and this daemon version {};"
@@ -100,7 +100,7 @@ class StartedProgram:
 
 
 class ProgramState(msgspec.Struct, frozen=True):
-    """What the starter knows of a program: see `starter.Program.describe`.
+    """What the starter knows of a program: see `starter.Program.describe_state`.
 
     With `is_unknown` it knows nothing. `wait_status` and `rusage` are None while the program runs.
     """
@@ -110,14 +110,14 @@ class ProgramState(msgspec.Struct, frozen=True):
     wait_status: int | None = None
     rusage: tuple[int | float, ...] | None = None  # so that counts stay integers
     is_output_complete: bool = False
-    write_error: int | None = None
+    write_errno: int | None = None
     slow_read_cpu_seconds: float = 0.0
     broker_pid: int | None = None
     broker_error: str | None = None
     is_unknown: bool = False
 
 
-StateListener = Callable[[ProgramState | None], object]
+ProgramStateListener = Callable[[ProgramState | None], object]
 """Function that takes the state of a program; None at the end of the connection to the starter."""
 
 
@@ -179,7 +179,7 @@ def spawn_starter(path: Path) -> None:
             time.sleep(_LOOK)
         words = os.pread(said, _READ, 0).decode(errors="replace").strip().rpartition("\n")[2]
         raise OSError(
-            None, f"the starter of evaluators cannot be started: {words or STARTER_ENDED}"
+            None, f"the starter of evaluators cannot be started: {words or STARTER_ENDED_MESSAGE}"
         )
     finally:
         os.close(program)
@@ -188,7 +188,7 @@ def spawn_starter(path: Path) -> None:
 
 def _make_program_file() -> int:
     program = os.memfd_create("program", os.MFD_CLOEXEC)
-    os.pwrite(program, STARTER_PROGRAM, 0)
+    os.pwrite(program, STARTER_ARCHIVE, 0)
     return program
 
 
@@ -224,7 +224,7 @@ class StarterClient:
         self._connection: socket.socket | None = None
         self._reactor: Any = None
         self._on_lost: Callable[[], object] = lambda: None
-        self._listeners: dict[str, StateListener] = {}
+        self._listeners: dict[str, ProgramStateListener] = {}
         self._requests: deque[bytes] = deque()  # that the socket has yet to take
         self._idle: list[socket.socket] = []  # connections of `_call`: one more takes 20 calls
 
@@ -240,15 +240,15 @@ class StarterClient:
     # Calls that block, for any thread
 
     def start_program(
-        self, directory: Path, launch: LaunchSpec, layers: Sequence[Path] = ()
+        self, directory: Path, launch: LaunchSpec, overlay_directories: Sequence[Path] = ()
     ) -> StartedProgram:
         """Start a program whose files are in `directory`, which is made. Blocks.
 
-        `layers` are those of `LaunchSpec`. The caller closes the descriptor of the overlay. Raises:
-        OSError, if the program cannot be started.
+        `overlay_directories` are those of `LaunchSpec`. The caller closes the descriptor of the
+        overlay. Raises: OSError, if the program cannot be started.
         """
         directory.mkdir(mode=0o700, exist_ok=True)
-        launch = launch._replace(layers=list(map(str, layers)))
+        launch = launch._replace(overlay_directories=list(map(str, overlay_directories)))
         content = json.dumps(launch.build_json_object()).encode()
         if len(content) > starter.MAX_START_FILE_BYTES:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
@@ -288,8 +288,8 @@ class StarterClient:
         """
         deadline = time.monotonic() + timeout
         while (state := read_exit_file(directory)) is None or not state.is_output_complete:
-            if not self.is_alive:
-                raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED)
+            if not self.is_starter_alive:
+                raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED_MESSAGE)
             if time.monotonic() > deadline:
                 raise TimeoutError(errno.ETIMEDOUT, f"it did not end within {timeout:g} seconds")
             time.sleep(_LOOK)
@@ -343,11 +343,11 @@ class StarterClient:
         reactor.addReader(self)
 
     @property
-    def is_alive(self) -> bool:
+    def is_starter_alive(self) -> bool:
         """Whether the starter's process lives, connected or not."""
         return self._pidfd is not None and not has_process_ended(self._pidfd)
 
-    def watch_program(self, directory: Path, listener: StateListener) -> None:
+    def watch_program(self, directory: Path, listener: ProgramStateListener) -> None:
         """Tell `listener` the state of a program soon, and whenever it changes.
 
         `attach_reactor` was called before.
@@ -465,7 +465,7 @@ def _connect(path: Path) -> socket.socket:
         # Not by settimeout(), with which connect(2) fails at once if other clients wait, too.
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             connection.setsockopt(socket.SOL_SOCKET, option, _TIMEOUT)
-        with kernel_files.shorten_path(str(path)) as short:
+        with kernel_files.shorten_socket_path(str(path)) as short:
             connection.connect(short)
     except BlockingIOError:
         connection.close()
@@ -504,5 +504,5 @@ def _receive(
     except (BrokenPipeError, ConnectionResetError):
         message = b""
     if not message:
-        raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED)
+        raise ConnectionResetError(errno.ECONNRESET, STARTER_ENDED_MESSAGE)
     return json.loads(message), received

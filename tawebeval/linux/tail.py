@@ -1,9 +1,9 @@
 """Readers of files that other processes write, such as the stdout of an evaluator.
 
-`FileWatcher` says when a watched file has grown: at once by inotify(7), and by a slow poll where
-inotify does not: its queue has overflowed, the user's watches are used up, or another machine has
-written. `FileTail` reads one file, 64 KiB in a turn of the reactor. It reads what the page cache
-holds (preadv2(2), RWF_NOWAIT), and leaves to a thread what the disk has to bring.
+`InotifyFileWatcher` says when a watched file has grown: at once by inotify(7), and by a slow poll
+where inotify does not: its queue has overflowed, the user's watches are used up, or another machine
+has written. `FileTail` reads one file, 64 KiB in a turn of the reactor. It reads what the page
+cache holds (preadv2(2), RWF_NOWAIT), and leaves to a thread what the disk has to bring.
 
 `TailedProcess` drives a Twisted `ProcessProtocol` from the files into which the starter stores the
 stdout, stderr and exit of a process (`linux.starter`). It makes no difference whether the process
@@ -37,10 +37,10 @@ from tawebeval.deferreds import run_in_background
 from tawebeval.linux.child import STDERR, STDOUT, make_exit_reason
 from tawebeval.linux.starter import MAX_SLOW_READ_CPU_SECONDS
 from tawebeval.linux.starter_client import (
-    STARTER_ENDED,
+    STARTER_ENDED_MESSAGE,
     ProgramState,
+    ProgramStateListener,
     StartedProgram,
-    StateListener,
     read_exit_file,
 )
 
@@ -53,7 +53,7 @@ _buffer = bytearray(_READ)  # of all reads of the reactor's thread
 log = Logger()
 
 
-class FileWatcher:
+class InotifyFileWatcher:
     """Watcher of the files that grow; `watch` before the first read, `unwatch` before a removal."""
 
     def __init__(self, reactor: Any) -> None:
@@ -119,10 +119,10 @@ RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Function that makes a call that may wait for the disk."""
 
 
-class ProgramParent(Protocol):
+class ProgramController(Protocol):
     """The parent of a process: the methods of `StarterClient` that `TailedProcess` calls."""
 
-    def watch_program(self, directory: Path, listener: StateListener) -> None:
+    def watch_program(self, directory: Path, listener: ProgramStateListener) -> None:
         """Tell `listener` the state of a program soon, and whenever it changes."""
 
     def unwatch_program(self, directory: Path) -> None:
@@ -135,7 +135,7 @@ class ProgramParent(Protocol):
         """Store what the pipes of a program hold now, and close them."""
 
 
-class ChangeWatcher(Protocol):
+class FileWatcher(Protocol):
     """What tells that files have grown."""
 
     def watch(self, path: str, on_change: Callable[[], object], *, is_urgent: bool = True) -> None:
@@ -153,8 +153,8 @@ class TailContext:
     """
 
     reactor: Any
-    starter: ProgramParent
-    watcher: ChangeWatcher
+    starter: ProgramController
+    watcher: FileWatcher
     run_in_thread: RunInThread
     reads_in_thread: bool = False
 
@@ -348,7 +348,7 @@ class TailedProcess:
         for tail in self._tails:
             tail.resumeProducing()  # what there is already
         protocol.makeConnection(self)
-        context.starter.watch_program(self.directory, self.on_state)
+        context.starter.watch_program(self.directory, self.on_program_state)
 
     @property
     def is_running(self) -> bool:
@@ -378,7 +378,7 @@ class TailedProcess:
         if not self._has_ended:
             self.context.starter.close_output(self.directory)
 
-    def follow_program(self, pid: int, start_time_ticks: int) -> None:
+    def switch_to_process(self, pid: int, start_time_ticks: int) -> None:
         """Go on with another process, whose files have taken the place of those of this one.
 
         This one has printed nothing. Raises: OSError.
@@ -397,12 +397,12 @@ class TailedProcess:
 
     # What the starter tells
 
-    def on_state(self, state: ProgramState | None) -> None:
+    def on_program_state(self, state: ProgramState | None) -> None:
         """Take what the starter knows of the process; None if it has ended."""
         if self._has_ended:
             return
         if state is None:  # the files have all that is known
-            self._read_exit(STARTER_ENDED)
+            self._read_exit(STARTER_ENDED_MESSAGE)
             return
         if state.is_unknown or not self._is_own(state):
             self._read_exit("it is not known any more how the evaluator has ended")
@@ -413,8 +413,8 @@ class TailedProcess:
             self.on_slow_reads()
         if state.broker_error is not None:
             self.on_broker_error(state.broker_error)
-        if state.write_error is not None and self.lost_reason is None:
-            self._on_lost_output(_explain_write_error(state.write_error))
+        if state.write_errno is not None and self.lost_reason is None:
+            self._on_lost_output(_explain_write_error(state.write_errno))
         if state.wait_status is not None:
             self._set_exit(state.wait_status, state.rusage)
         self._check_completion()
@@ -441,8 +441,8 @@ class TailedProcess:
             state = ProgramState()
         if state.wait_status is None or not state.is_output_complete:
             self.lost_reason = self.lost_reason or reason
-        if state.write_error is not None:
-            self.lost_reason = _explain_write_error(state.write_error)
+        if state.write_errno is not None:
+            self.lost_reason = _explain_write_error(state.write_errno)
         self._state = msgspec.structs.replace(state, is_output_complete=True)
         status = signal.SIGKILL if state.wait_status is None else state.wait_status
         self._set_exit(status, state.rusage)

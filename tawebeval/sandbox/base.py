@@ -36,8 +36,8 @@ from tawebeval.core.segi import add_tools_to_path
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure, format_size, make_limit_failure
 from tawebeval.linux.cgroups import CgroupManager, EvaluationCgroup, ResourceUsage
-from tawebeval.linux.child import kill_processes_below
-from tawebeval.linux.kernel_files import list_descendants, measure_cpu_seconds, send_signal
+from tawebeval.linux.child import kill_directory_processes
+from tawebeval.linux.kernel_files import list_descendant_pids, measure_cpu_seconds, send_signal
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import StartedProgram
 from tawebeval.linux.tail import TailedProcess
@@ -101,8 +101,8 @@ class EvaluatorExit:
 
 
 @attrs.define
-class RunnerStatus:
-    """Where a run is that is not on this machine: a part of the status of its evaluation.
+class ClusterJob:
+    """The job of a run that is not on this machine: a part of the status of its evaluation.
 
     The names are those on the wire. `queue_reason` is why the cluster has not started the job yet,
     in the cluster's own words; `retries` is how many jobs were lost before the evaluator printed
@@ -203,7 +203,7 @@ class RunLimits:
         )
 
     def _list_pids(self) -> Sequence[int]:
-        return [pid for main in self._list_main_pids() for pid in list_descendants(main)]
+        return [pid for main in self._list_main_pids() for pid in list_descendant_pids(main)]
 
     def _list_main_pids(self) -> Sequence[int]:
         """Return the first process, and the broker of submissions: others descend from them."""
@@ -356,14 +356,14 @@ class SandboxedRun(ABC):
     - `run_limits`: its limits.
     - `is_build`: whether the run, which is not started yet, builds a tree that others will see.
     - `has_external_queue`: whether the started program waits until something else lets it run.
-    - `runner_status`: where the run is; None on this machine.
+    - `cluster_job`: the job that runs it; None on this machine.
     - `job_settings`: those of the environment and of the problem, for runs that are jobs.
     """
 
     mount_point: Path | None = None
     is_build = False
     has_external_queue = False
-    runner_status: RunnerStatus | None = None
+    cluster_job: ClusterJob | None = None
     job_settings: Sequence[SlurmJobSettings] = ()
     _overlay: int | None = None  # a descriptor of its top
 
@@ -542,7 +542,7 @@ class UnsandboxedRun(SandboxedRun):
 
     def send_signal(self, child: TailedProcess, number: int) -> None:
         """Send a signal to the process group, and to descendants that have left it."""
-        strays = list_descendants(child.pid)
+        strays = list_descendant_pids(child.pid)
         child.signal_group(number)
         for pid in strays:
             send_signal(pid, number)
@@ -553,7 +553,7 @@ class UnsandboxedRun(SandboxedRun):
         if first is not None:
             first.signal_group(signal.SIGKILL)
         root, starter = self.workspace.root, self._launcher.starter.pid
-        await self._launcher.run_in_thread(partial(kill_processes_below, root, parent=starter))
+        await self._launcher.run_in_thread(partial(kill_directory_processes, root, parent=starter))
 
     def interpret_exit(self, status: int | None, number: int | None) -> EvaluatorExit:
         """Return the exit of the shell."""

@@ -38,10 +38,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tawebeval.linux.kernel_files import (
-    PROGRAM_CGROUP_PREFIX,
+    SUBMISSION_CGROUP_PREFIX,
     CgroupDirectory,
     kill_and_remove_cgroups,
-    list_children,
+    list_child_pids,
     measure_cpu_seconds,
     measure_largest_process_memory,
     prctl,
@@ -338,7 +338,7 @@ class ProgramRun:
         self._memory = _choose(request.memory, configuration.memory_bytes)
         self._processes = _choose(request.processes, configuration.max_processes)
         self._cgroup = SubmissionCgroup(
-            configuration.cgroup_directory, f"{PROGRAM_CGROUP_PREFIX}{number}"
+            configuration.cgroup_directory, f"{SUBMISSION_CGROUP_PREFIX}{number}"
         )
         self._sources: list[MountSource] = []
         self._status = os.memfd_create("status", os.MFD_CLOEXEC)
@@ -563,7 +563,7 @@ class ProgramRun:
         with suppress(ChildProcessError):
             while True:
                 if killing:
-                    for one in list_children("self"):
+                    for one in list_child_pids("self"):
                         with suppress(ProcessLookupError):
                             os.kill(one, signal.SIGKILL)
                 pid, status, usage = os.wait4(-1, os.WNOHANG if killing else 0)

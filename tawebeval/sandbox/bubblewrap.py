@@ -53,7 +53,7 @@ from tawebeval.linux.child import ChildProcess, kill_adopted_process
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.kernel_files import make_sealed_memfd, signal_sandbox
 from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR, LaunchSpec
-from tawebeval.linux.starter_client import pack_program
+from tawebeval.linux.starter_client import build_program_archive
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox import broker
 from tawebeval.sandbox.base import (
@@ -68,7 +68,7 @@ from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 log = Logger()
 
 
-_BROKER_PROGRAM = pack_program(broker, kernel_files)
+_BROKER_PROGRAM = build_program_archive(broker, kernel_files)
 
 
 def build_isolation_options(hostname: str) -> Sequence[str]:

@@ -47,7 +47,7 @@ from tawebeval.linux.starter_client import (
     StarterClient,
     spawn_starter,
 )
-from tawebeval.linux.tail import FileWatcher, TailContext, TailedProcess
+from tawebeval.linux.tail import InotifyFileWatcher, TailContext, TailedProcess
 
 _SUBMISSION = "submission"
 _REQUEST = "request"
@@ -285,7 +285,7 @@ class WorkspaceLauncher:
         self._is_own = is_own
         self._client: StarterClient | None = None
         self._tail_context: TailContext | None = None
-        self._watcher: FileWatcher | None = None
+        self._watcher: InotifyFileWatcher | None = None
 
     def connect_starter(self) -> StarterClient:
         """Return the connection to the starter, which is started if it is the daemon's own. Blocks.
@@ -321,7 +321,7 @@ class WorkspaceLauncher:
         Raises: OSError.
         """
         self.starter.attach_reactor(reactor, on_lost)
-        self._watcher = FileWatcher(reactor)
+        self._watcher = InotifyFileWatcher(reactor)
         self._tail_context = TailContext(reactor, self.starter, self._watcher, run_in_thread)
 
     async def run_in_thread(self, call: Callable[[], Any]) -> Any:

@@ -6,7 +6,7 @@ evaluator prints and how it ends. The daemon reads these files as those of local
 nor the daemon has to live for that.
 
 - `node`: the program on the node, of the standard library alone.
-- `job`: `SlurmSandbox`, and `SlurmRun`, one run of it; `Job`, the files of one job;
+- `job`: `SlurmSandbox`, and `SlurmRun`, one run of it; `JobWorkspace`, the files of one job;
   `PollingFileWatcher`, which tells that files of other machines have changed.
 - `commands`: the options of srun; squeue and scancel, each with a deadline; why a job was lost;
   `JobCounters`, for metrics; the checks of start and doctor, from here and by a job.

@@ -1,8 +1,8 @@
 """Slurm's commands: the options of srun(1), the queue, cancellations, and the check of a cluster.
 
 `SlurmCommands` runs squeue(1) and scancel(1) in a thread of its own: while the controller is away
-each waits for it, up to a deadline. `explain_job_loss` tells why a job was lost, by what squeue has
-said. `check_cluster` is for `tawebeval doctor`.
+each waits for it, up to a deadline. `build_job_loss_failure` tells why a job was lost, by what
+squeue has said. `check_cluster` is for `tawebeval doctor`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _REASONS: Mapping[str, FailureReason] = {
     **dict.fromkeys(("CANCELLED", "REVOKED"), "revoked"),
 }
 
-LOSS_REASONS: tuple[FailureReason, ...] = (*dict.fromkeys(_REASONS.values()), "lost")
+JOB_LOSS_REASONS: tuple[FailureReason, ...] = (*dict.fromkeys(_REASONS.values()), "lost")
 """Reasons for which a job ends without an outcome."""
 
 
@@ -117,7 +117,7 @@ def parse_squeue(printed: str) -> Mapping[str, QueuedJob]:
     return {job.name: job for job in jobs}
 
 
-def explain_job_loss(job: QueuedJob | None, srun_stderr: str) -> EvaluationFailure:
+def build_job_loss_failure(job: QueuedJob | None, srun_stderr: str) -> EvaluationFailure:
     """Return why a job has ended without an outcome.
 
     `job` is what squeue said last; None if it does not know the job. `srun_stderr` is the end of
@@ -139,7 +139,7 @@ class JobCounters:
     """Counts of jobs. `is_controller_unreachable`: whether the last squeue has failed."""
 
     lost_jobs_by_reason: Counter[str] = attrs.field(
-        factory=lambda: Counter(dict.fromkeys(LOSS_REASONS, 0))
+        factory=lambda: Counter(dict.fromkeys(JOB_LOSS_REASONS, 0))
     )
     restarted_jobs: int = 0
     is_controller_unreachable: bool = False

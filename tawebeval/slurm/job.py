@@ -2,8 +2,8 @@
 
 `SlurmSandbox` is what evaluations use in place of the daemon's own sandbox, and `SlurmRun` one run
 of it: a job with one srun(1), which the daemon's starter runs. The job has a directory below that
-of the evaluation (`Job`), which daemon and node see. Output and end are read from files there,
-which the node writes whether or not srun or the daemon live.
+of the evaluation (`JobWorkspace`), which daemon and node see. Output and end are read from files
+there, which the node writes whether or not srun or the daemon live.
 
 A job that is lost before its evaluator has printed anything may be replaced by another one, with a
 directory of its own: what still runs on a node that does not answer writes to no file of it.
@@ -39,17 +39,17 @@ from tawebeval.linux.filetree import copy_tree, remove_tree
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
     ProgramState,
+    ProgramStateListener,
     StartedProgram,
-    StateListener,
     collect_program_files,
 )
 from tawebeval.linux.tail import TailContext, TailedProcess
 from tawebeval.sandbox.base import (
+    ClusterJob,
     Environment,
     EvaluatorExit,
     ResumableProcess,
     RunLimits,
-    RunnerStatus,
     Sandbox,
     build_cpu_limit_failure,
     build_disk_limit_failure,
@@ -63,8 +63,8 @@ from tawebeval.slurm.commands import (
     QueuedJob,
     SlurmCommands,
     build_command_environment,
+    build_job_loss_failure,
     build_srun_options,
-    explain_job_loss,
 )
 
 MIN_POLL_SECONDS = 0.02
@@ -168,13 +168,13 @@ class NodeProgramState(ProgramState, frozen=True):
 
     node: str | None = None
     job: str | None = None
-    exceeded: str | None = None
+    exceeded_limit: str | None = None
     unlinked_bytes: int = 0
     error: str | None = None
 
 
 @attrs.frozen
-class Job(Workspace):
+class JobWorkspace(Workspace):
     """The directories of one job, below those of its evaluation. All methods block.
 
     The name of `root` is that of the job in Slurm, and `root` that of srun for the starter. Only
@@ -286,7 +286,7 @@ class SlurmRunLimits(RunLimits):
         """Return nothing: the processes are on the node."""
         return ()
 
-    def switch_to_job(self, job: Job) -> None:
+    def set_measured_job(self, job: JobWorkspace) -> None:
         """Count the files of another job from now on."""
         self.disk = attrs.evolve(self.disk, directory=job.root, left=None)
 
@@ -312,11 +312,11 @@ class SlurmRunLimits(RunLimits):
 
     def find_unnoticed_failure(self) -> EvaluationFailure | None:
         """Return the error of the limit that the node has found exceeded, whatever the exit."""
-        if self._state.exceeded == "cpu":
+        if self._state.exceeded_limit == "cpu":
             return build_cpu_limit_failure(self.settings)
-        if self._state.exceeded == "memory":
+        if self._state.exceeded_limit == "memory":
             return self._build_memory_failure()
-        is_disk = self._state.exceeded == "disk"
+        is_disk = self._state.exceeded_limit == "disk"
         return build_disk_limit_failure(self.settings) if is_disk else None
 
     def read_usage(self, rusage: struct_rusage | None) -> ResourceUsage:
@@ -335,8 +335,8 @@ class SlurmRun(BubblewrapRun):
     """
 
     has_external_queue = True
-    workspace: Job
-    runner_status: RunnerStatus
+    workspace: JobWorkspace
+    cluster_job: ClusterJob
     run_limits: SlurmRunLimits
     node_program_state: NodeProgramState | None = None
     job_loss: EvaluationFailure | None = None
@@ -344,7 +344,7 @@ class SlurmRun(BubblewrapRun):
     _arguments: tuple[str, Mapping[str, str], Path] | None = None  # of `start_evaluator`
     _process: TailedProcess | None = None
     _run: Any = None  # its protocol
-    _listener: StateListener | None = None
+    _listener: ProgramStateListener | None = None
     _kill: IDelayedCall | None = None  # of the job after SIGKILL, or of srun after the end
     _first_loss: EvaluationFailure | None = None
     _has_srun = True
@@ -364,21 +364,23 @@ class SlurmRun(BubblewrapRun):
         self._evaluation = workspace
         self._begun: OneShotEvent[EvaluationFailure | None] = OneShotEvent()
         self._reading = DeferredLock()
-        self.runner_status = RunnerStatus("slurm")
-        job = sandbox.make_job(workspace)
+        self.cluster_job = ClusterJob("slurm")
+        job = sandbox.make_job_workspace(workspace)
         super().__init__(job, checkout, limits, sandbox, environment)
         cgroups = sandbox.cgroup_manager
         self.run_limits = SlurmRunLimits(limits, cgroups, job, checkout.commit)
         self.run_limits.make_cgroup("")  # which is none
 
-    def _use_job(self, job: Job) -> None:
+    def _use_job(self, job: JobWorkspace) -> None:
         self.workspace = job
         self.node_program_state, self._has_srun, self._doubtful_looks = None, True, 0
         self._is_suspended = False
 
     # The start
 
-    def start_evaluator(self, command: str, environment: Mapping[str, str], directory: Path) -> Job:
+    def start_evaluator(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> JobWorkspace:
         """Start srun, whose job waits for a node. Blocks."""
         self._arguments = command, environment, directory
         self._start_job()
@@ -411,7 +413,7 @@ class SlurmRun(BubblewrapRun):
             with suppress(FileNotFoundError):
                 (job.root / "start").unlink()
 
-    async def wait_for_evaluator_start(self, started: Job) -> None:
+    async def wait_for_evaluator_start(self, started: JobWorkspace) -> None:
         """Wait until a node runs the evaluator. Raises: EvaluationFailure.
 
         A cancellation ends srun and its job.
@@ -427,7 +429,7 @@ class SlurmRun(BubblewrapRun):
             raise failure
 
     def connect_process(
-        self, run: ProcessProtocol, started: Job, stdout_offset: int = 0
+        self, run: ProcessProtocol, started: JobWorkspace, stdout_offset: int = 0
     ) -> TailedProcess:
         """Let the evaluator on the node drive `run`. Raises: OSError."""
         state, sandbox = self.node_program_state, self._sandbox
@@ -442,23 +444,23 @@ class SlurmRun(BubblewrapRun):
 
     def describe_for_resume(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
-        return {**attrs.asdict(self.runner_status), "job_name": self.workspace.name}
+        return {**attrs.asdict(self.cluster_job), "job_name": self.workspace.name}
 
     def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
 
         Raises: OSError, also if the job was being replaced by another one.
         """
-        status, described = self.runner_status, left.resume_data
+        status, described = self.cluster_job, left.resume_data
         status.job, status.node = described["job"], described["node"]
         status.retries = described["retries"]
-        self._use_job(Job(self._evaluation.root / described["job_name"]))
+        self._use_job(JobWorkspace(self._evaluation.root / described["job_name"]))
         state = self.node_program_state = self.workspace.read_state()
         known = left.pid, left.start_time_ticks
         if state is None or (state.pid, state.start_time_ticks) != known:
             path = str(self.workspace.state_file)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        self.run_limits.switch_to_job(self.workspace)
+        self.run_limits.set_measured_job(self.workspace)
         process = self.connect_process(run, self.workspace, left.stdout_offset)
         self._follow()
         self._take_state(state)
@@ -481,7 +483,7 @@ class SlurmRun(BubblewrapRun):
 
     # What `TailedProcess` wants of a starter
 
-    def watch_program(self, directory: Path, listener: StateListener) -> None:
+    def watch_program(self, directory: Path, listener: ProgramStateListener) -> None:
         """Tell `listener` the state soon, and whenever it changes."""
         self._listener = listener
         self._sandbox.reactor.callLater(0, self._deliver_state)
@@ -526,7 +528,7 @@ class SlurmRun(BubblewrapRun):
     def _look(self) -> None:
         run_in_background(self._read(self.workspace), log, "defect: a job is not followed")
 
-    async def _read(self, job: Job) -> None:
+    async def _read(self, job: JobWorkspace) -> None:
         """Read what the node has told."""
         async with self._reading:  # in the order of changes
             if not self._is_present(job):
@@ -535,12 +537,12 @@ class SlurmRun(BubblewrapRun):
             if state is not None and state != self.node_program_state and self._is_present(job):
                 self._take_state(state)
 
-    def _is_present(self, job: Job) -> bool:
+    def _is_present(self, job: JobWorkspace) -> bool:
         """Tell whether what is said of a job still counts."""
         return job is self.workspace and not self._is_over
 
     def _take_state(self, state: NodeProgramState) -> None:
-        begins, status = self.node_program_state is None, self.runner_status
+        begins, status = self.node_program_state is None, self.cluster_job
         self.node_program_state = state
         self.run_limits.apply_node_program_state(state)
         status.node, status.job = state.node, state.job or status.job
@@ -552,7 +554,7 @@ class SlurmRun(BubblewrapRun):
             status.queue_reason = None
             if self._process is not None:  # in place of a lost job
                 try:
-                    self._process.follow_program(state.pid, state.start_time_ticks)
+                    self._process.switch_to_process(state.pid, state.start_time_ticks)
                 except OSError as error:
                     what = f"the evaluator's output cannot be read: {error.strerror}"
                     self._lose(EvaluationFailure("lost", what))
@@ -587,7 +589,7 @@ class SlurmRun(BubblewrapRun):
 
     def _on_queue(self, queued: QueuedJob | None) -> None:
         """Take what squeue says of the job; None if it does not know the job."""
-        status = self.runner_status
+        status = self.cluster_job
         if queued is not None:
             status.job = queued.identifier
             status.queue_reason = queued.reason if queued.state == "PENDING" else None
@@ -612,11 +614,11 @@ class SlurmRun(BubblewrapRun):
             explanation = self._explain_loss(self.workspace, queued)
             run_in_background(explanation, log, "defect: the end of a job is unknown")
 
-    async def _explain_loss(self, job: Job, queued: QueuedJob | None) -> None:
+    async def _explain_loss(self, job: JobWorkspace, queued: QueuedJob | None) -> None:
         await self._read(job)  # this machine may see only now what the node has told before
         said = await self._sandbox.threads.run_in_thread(job.read_srun_stderr)
         if self._is_present(job):
-            loss = explain_job_loss(queued, said)
+            loss = build_job_loss_failure(queued, said)
             self._sandbox.commands.counters.lost_jobs_by_reason[loss.reason] += 1
             self._lose(loss, is_repeatable=loss.reason in ("node", "preempted"))
 
@@ -625,7 +627,7 @@ class SlurmRun(BubblewrapRun):
     def _lose(self, loss: EvaluationFailure, *, is_repeatable: bool = False) -> None:
         """End a lost job, and start another one if the operator allows it."""
         self._give_up()
-        is_allowed = self._sandbox.settings.retries > self.runner_status.retries
+        is_allowed = self._sandbox.settings.retries > self.cluster_job.retries
         if is_repeatable and is_allowed and self._arguments is not None:
             run_in_background(self._repeat(loss), log, "defect: a lost job is not repeated")
         else:
@@ -645,7 +647,7 @@ class SlurmRun(BubblewrapRun):
 
     async def _repeat(self, loss: EvaluationFailure) -> None:
         """Start a job in place of a lost one, if its evaluator has printed nothing."""
-        threads, status = self._sandbox.threads, self.runner_status
+        threads, status = self._sandbox.threads, self.cluster_job
         lost, process = self.workspace, self._process
         try:
             if process is not None:
@@ -656,11 +658,11 @@ class SlurmRun(BubblewrapRun):
             log.warn("{why}; another job takes its place", why=loss.message)
             excluded_node = None if loss.reason == "preempted" else status.node
             self._first_loss = loss
-            self._use_job(self._sandbox.make_job(self._evaluation))
+            self._use_job(self._sandbox.make_job_workspace(self._evaluation))
             status.retries += 1
             status.job = status.node = None
             if process is not None:
-                process.follow_program(process.pid, process.start_time_ticks)
+                process.switch_to_process(process.pid, process.start_time_ticks)
                 self._run.reset_clock()
             await threads.run_in_thread(self._start_job, excluded_node)
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
@@ -674,7 +676,7 @@ class SlurmRun(BubblewrapRun):
             self._give_up()
             unused.append(self.workspace.root)
         else:
-            self.run_limits.switch_to_job(self.workspace)
+            self.run_limits.set_measured_job(self.workspace)
             self._follow()
         with suppress(OSError):  # what still runs somewhere writes to the directory
             await threads.run_in_thread(remove_tree, *unused)
@@ -743,6 +745,6 @@ class SlurmSandbox(BubblewrapSandbox):
             node_program_path=write_node_program(local.sandbox_files_directory),
         )
 
-    def make_job(self, evaluation: Workspace) -> Job:
+    def make_job_workspace(self, evaluation: Workspace) -> JobWorkspace:
         """Return a new job of an evaluation."""
-        return Job(evaluation.root / self.commands.make_job_name(evaluation.root.name))
+        return JobWorkspace(evaluation.root / self.commands.make_job_name(evaluation.root.name))

@@ -32,7 +32,7 @@ from typing import Any
 from tawebeval.linux import starter
 from tawebeval.linux.kernel_files import (
     CgroupDirectory,
-    list_descendants,
+    list_descendant_pids,
     measure_cpu_seconds,
     send_signal,
     signal_sandbox,
@@ -46,9 +46,9 @@ class NodeStarter(starter.Starter):
     """The starter of one evaluator, which has no clients: `state` has what these would be told.
 
     `state` has `node` and `job`, and `error` if the evaluator cannot be started. Otherwise it has
-    the members of `starter.Program.describe`, and `exceeded`: the limit for which the evaluator was
-    killed, "cpu", "disk" or "memory"; None without. `unlinked_bytes` is about what removed files
-    take that processes have open: the daemon cannot see them.
+    the members of `starter.Program.describe_state`, and `exceeded_limit`, for which the
+    evaluator was killed: "cpu", "disk" or "memory"; None without. `unlinked_bytes` is about what
+    removed files take that processes have open: the daemon cannot see them.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class NodeStarter(starter.Starter):
         self._state: dict[str, Any] = {
             "node": os.environ.get("SLURMD_NODENAME", os.uname().nodename),
             "job": os.environ.get("SLURM_JOB_ID"),
-            "exceeded": None,
+            "exceeded_limit": None,
             "unlinked_bytes": 0,
         }
 
@@ -104,10 +104,10 @@ class NodeStarter(starter.Starter):
 
     def _notify_all(self, program: starter.Program) -> None:
         """Take what is new of the evaluator."""
-        if program.exit is None or program.is_complete:
+        if program.exit is None or program.is_output_complete:
             self._save_state()
             return
-        for pid in list_descendants(os.getpid()):  # what has outlived bwrap
+        for pid in list_descendant_pids(os.getpid()):  # what has outlived bwrap
             send_signal(pid, signal.SIGKILL)
         self._close_output(program)
 
@@ -149,19 +149,19 @@ class NodeStarter(starter.Starter):
     def _check_limits(self, program: starter.Program) -> None:
         """Kill an evaluator that has used too much; the kernel and the daemon check the rest."""
         state, broker = self._state, program.broker
-        if state["exceeded"]:
+        if state["exceeded_limit"]:
             return
         mains = [program.pid, broker.pid] if broker is not None and broker.pid else [program.pid]
         held = measure_unlinked_bytes(mains, self._device)
         if sum(map(measure_cpu_seconds, mains)) > self._cpu_seconds:
-            state["exceeded"] = "cpu"
+            state["exceeded_limit"] = "cpu"
         elif held > self._disk_bytes:
-            state["exceeded"] = "disk"
+            state["exceeded_limit"] = "disk"
         elif count_oom_kills() > self._oom_kills:  # what is left may wait for the killed process
-            state["exceeded"] = "memory"
-        if state["exceeded"]:
+            state["exceeded_limit"] = "memory"
+        if state["exceeded_limit"]:
             self._signal_evaluator(signal.SIGKILL)
-        if state["exceeded"] or held // _MIB != state["unlinked_bytes"] // _MIB:
+        if state["exceeded_limit"] or held // _MIB != state["unlinked_bytes"] // _MIB:
             state["unlinked_bytes"] = held
             self._save_state()
 
@@ -171,12 +171,12 @@ class NodeStarter(starter.Starter):
         If the disk is full `_look` tries again.
         """
         program, path = self._programs.get(self._name), f"{self._directory}/state"
-        is_over = "error" in self._state or (program is not None and program.is_complete)
-        if is_over and not self._state["exceeded"] and count_oom_kills() > self._oom_kills:
-            self._state["exceeded"] = "memory"
+        is_over = "error" in self._state or (program is not None and program.is_output_complete)
+        if is_over and not self._state["exceeded_limit"] and count_oom_kills() > self._oom_kills:
+            self._state["exceeded_limit"] = "memory"
         try:
             with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump({**(program.describe() if program else {}), **self._state}, file)
+                json.dump({**(program.describe_state() if program else {}), **self._state}, file)
             os.rename(f"{path}.new", path)
         except OSError as error:
             self._is_saved = False
@@ -199,7 +199,7 @@ def measure_unlinked_bytes(mains: Iterable[int], device: int) -> int:
     table of descriptors of its own.
     """
     files: dict[int, int] = {}
-    for pid in (pid for main in mains for pid in (main, *list_descendants(main))):
+    for pid in (pid for main in mains for pid in (main, *list_descendant_pids(main))):
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 for number in os.listdir(f"/proc/{pid}/task/{thread}/fd"):
@@ -231,7 +231,7 @@ def main() -> None:
     os.environ.pop("SLURM_JWT", None)  # srun's authority, which no child may have
     _, directory, cpu_seconds, disk_bytes = sys.argv
     try:
-        max_descriptors = starter.prepare_for_programs()
+        max_descriptors = starter.prepare_parent_process()
         node = NodeStarter(directory, float(cpu_seconds), int(disk_bytes), max_descriptors)
         node.start_evaluator()
         node.serve()

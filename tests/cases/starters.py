@@ -23,7 +23,7 @@ from twisted.trial.unittest import TestCase
 
 from tawebeval.linux import starter
 from tawebeval.linux.starter import LaunchSpec
-from tawebeval.linux.starter_client import STARTER_PROGRAM, StarterClient
+from tawebeval.linux.starter_client import STARTER_ARCHIVE, StarterClient
 from tests.cases.patience import PATIENCE
 
 PATH = {"PATH": "/usr/bin:/bin"}
@@ -41,7 +41,7 @@ class StarterProcess:
         self.directory = Path(tempfile.mkdtemp(prefix="tawebeval-starter-"))
         self.path = self.directory / "socket"
         program = self.directory / "starter.pyz"
-        program.write_bytes(STARTER_PROGRAM)
+        program.write_bytes(STARTER_ARCHIVE)
         argv = [sys.executable, "-I", "-S", str(program), starter.PROCESS_NAME, str(self.path)]
         if open_files:
             argv = ["/usr/bin/prlimit", f"--nofile={open_files}", *argv]

@@ -33,7 +33,7 @@ from tests.cases.roots import make_root
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
 BEGUN = ["connect_starter", "list_programs", "kill"]
-CLEARED = ["remove_other_evaluation_cgroups", "move_leftovers_to_trash"]
+CLEARED = ["remove_orphan_cgroups", "move_leftovers_to_trash"]
 STARTED = [*BEGUN, *CLEARED, "git", "sandbox", "start", "start", "empty_trash"]
 KERNEL = "the kernel's files of processes and devices"
 
@@ -57,7 +57,7 @@ class StartupTests(SynchronousTestCase):
         self.sandbox: Any = SimpleNamespace(workspace_launcher=self.parts)
         self.left = InheritedResources()
         for name, part in (
-            ("kill_processes_below", self.parts.kill),
+            ("kill_directory_processes", self.parts.kill),
             ("check_git_version", self.parts.git),
             ("check_sandbox_and_log_problems", self.parts.sandbox),
             ("Thread", lambda target, name, daemon: SimpleNamespace(start=target)),
@@ -142,7 +142,7 @@ class StartupTests(SynchronousTestCase):
             self.done, [*BEGUN, *["forget_program_blocking"] * 2, *STARTED[len(BEGUN) :]]
         )
         self.assertEqual(self.parts.forget_program_blocking.call_args_list, list(map(call, strays)))
-        (groups,) = self.parts.remove_other_evaluation_cgroups.call_args.args
+        (groups,) = self.parts.remove_orphan_cgroups.call_args.args
         self.assertEqual(set(groups), {"evaluation-a"})
         self.parts.kill.assert_called_once_with(REPOSITORIES)  # the starter has the evaluators
 

@@ -59,7 +59,7 @@ from tawebeval.evaluations.store import (
     unpack_evaluation,
 )
 from tawebeval.linux.cgroups import ResourceUsage
-from tawebeval.sandbox.base import Environment, EvaluatorExit, RunnerStatus
+from tawebeval.sandbox.base import ClusterJob, Environment, EvaluatorExit
 from tawebeval.webhooks.records import CallbackRecord, CallbackState
 from tawebeval_client.results import ResultSummary
 from tests.fakes.world import InlineThreads, SlowThreads
@@ -101,7 +101,7 @@ WHOLE_ROW = EvaluationDetails(
     commit=Commit("a", "b", 1, 2, (Submodule("c", "d"),)),
     limits=LIMITS,
     environment=Environment("java", Path("/srv/java"), {"A": ""}),
-    runner_status=RunnerStatus("slurm", None, "x"),
+    cluster_job=ClusterJob("slurm", None, "x"),
     run=RunRow(1, 2, "/tree", None, 0.25),
     run_result=RunResult(EvaluatorExit(None, 9), ResourceUsage(0.5, None), b"\0"),
     failure=EvaluationFailure("lost", "why", {"a": 1, "b": "c"}, is_daemon_fault=False),

@@ -22,11 +22,11 @@ from tawebeval.linux.kernel_files import CgroupDirectory
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import StartedProgram
 from tawebeval.sandbox.base import (
+    ClusterJob,
     Environment,
     EvaluatorExit,
     ResumableProcess,
     RunLimits,
-    RunnerStatus,
 )
 from tawebeval.sandbox.disk import DiskUsage
 from tawebeval.sandbox.workspace import Workspace, WorkspaceView
@@ -95,7 +95,7 @@ class FakeSandboxedRun:
     has_network: bool = True
     is_build: bool = False
     has_external_queue: bool = False
-    runner_status: RunnerStatus | None = None
+    cluster_job: ClusterJob | None = None
     job_settings: Sequence[SlurmJobSettings] = ()
     begin: Gate = attrs.field(factory=Gate)
     workspace: Workspace = attrs.field(factory=lambda: Workspace(Path("/some")))

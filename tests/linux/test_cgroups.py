@@ -18,11 +18,11 @@ from tawebeval.linux.cgroups import (
     CgroupManager,
     EvaluationCgroup,
     ResourceUsage,
-    describe_enforcement,
     describe_missing_limits,
+    describe_resource_limit,
     find_cgroup_remedy,
     find_own_cgroup,
-    find_pids_controller_parent,
+    find_process_limit_cgroup,
     is_delegated,
     open_cgroups,
     open_starter_cgroups,
@@ -59,7 +59,7 @@ STRANGER = 4194305  # no process: numbers end below
 
 def describe(cgroups: CgroupManager) -> str:
     """Return all that is said of what is not limited."""
-    found = [describe_enforcement(cgroups, what) for what in cgroups.unenforced_resources]
+    found = [describe_resource_limit(cgroups, what) for what in cgroups.unenforced_resources]
     return "\n".join([*found, find_cgroup_remedy()])
 
 
@@ -301,8 +301,8 @@ class ParentTests(CgroupsTestCase):
         found = cgroups.find_evaluation_cgroup("")
         assert found is not None
         self.assertEqual(found.directory.path, "")
-        cgroups.remove_other_evaluation_cgroups(())
-        self.assertIsNone(find_pids_controller_parent(cgroups.describe_parent()))
+        cgroups.remove_orphan_cgroups(())
+        self.assertIsNone(find_process_limit_cgroup(cgroups.encode_parent_json()))
         group.remove_cgroup()
         cgroups.remove_all_cgroups()
 
@@ -314,7 +314,7 @@ class AttachTests(CgroupsTestCase):
 
     def attach_again(self) -> CgroupManager:
         self.patch(module, "CgroupDirectory", self.machine.directory)
-        return open_starter_cgroups(self.own, self.starter.describe_parent())
+        return open_starter_cgroups(self.own, self.starter.encode_parent_json())
 
     def test_evaluations_are_below_the_starter(self) -> None:
         own = self.machine.own
@@ -343,7 +343,7 @@ class AttachTests(CgroupsTestCase):
         self.assertEqual(self.get(found, "cgroup.procs"), str(STRANGER))
         self.assertEqual(found.procs_files, group.procs_files)
         self.assertIsNone(later.find_evaluation_cgroup("evaluation-ghi"))
-        later.remove_other_evaluation_cgroups({"evaluation-abc"})
+        later.remove_orphan_cgroups({"evaluation-abc"})
         left = sorted(path.name for path in (own / "tawebeval-starter").iterdir() if path.is_dir())
         self.assertEqual(left, ["daemon", "evaluation-abc", "git"])
 

@@ -18,7 +18,7 @@ from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.trial.unittest import TestCase
 
 from tawebeval.linux.child import spawn_child
-from tawebeval.linux.kernel_files import list_children
+from tawebeval.linux.kernel_files import list_child_pids
 from tests.cases.starters import PATH, Keeping, turn
 
 LOOK = """
@@ -157,13 +157,13 @@ class FailureTests(ChildCase):
 
         full: Any = SimpleNamespace(addReader=add_first, removeReader=reactor.removeReader)
         await turn()
-        before, children = self.list_descriptors(), set(list_children("self"))
+        before, children = self.list_descriptors(), set(list_child_pids("self"))
         self.assertRaises(OSError, spawn_child, full, Keeping(), ["/bin/sleep", "60"], PATH, "/")
         self.assertNotIn(added[0], reactor.getReaders())
         self.patch(os, "pidfd_open", fail)
         self.assertRaises(OSError, spawn_child, reactor, Keeping(), ["/bin/sleep", "60"], PATH, "/")
         self.assertEqual(self.list_descriptors(), before)
-        self.assertEqual(set(list_children("self")), children)
+        self.assertEqual(set(list_child_pids("self")), children)
 
 
 class InheritanceTests(ChildCase):

@@ -22,12 +22,12 @@ from tawebeval.linux import daemon_limits
 from tawebeval.linux.daemon_limits import (
     MIN_HTTP_CONNECTIONS,
     assess_process_limit,
+    cap_configured_connections,
     check_hard_limits,
     count_allowed_descriptors,
     count_allowed_processes,
     count_needed_descriptors,
     count_needed_processes,
-    limit_connections,
     raise_descriptor_limit,
 )
 from tests.fakes.cgroups import FakeMachine
@@ -143,13 +143,13 @@ class DescriptorsTests(SynchronousTestCase):
     def test_enough_descriptors_change_nothing(self) -> None:
         self.limits = (0, count_needed_descriptors(USUAL))
         with capturedLogs() as events:
-            self.assertIs(limit_connections(USUAL), USUAL)
+            self.assertIs(cap_configured_connections(USUAL), USUAL)
         self.assertEqual(list(events), [])
 
     def test_one_descriptor_too_few_lowers_the_connection_limit_by_one(self) -> None:
         self.limits = (0, count_needed_descriptors(USUAL) - 1)
         with capturedLogs() as events:
-            fitted = limit_connections(USUAL)
+            fitted = cap_configured_connections(USUAL)
         self.assertEqual(fitted.http.connections, 499)
         self.assertEqual(count_needed_descriptors(fitted), count_allowed_descriptors())
         (event,) = events
@@ -163,9 +163,9 @@ class DescriptorsTests(SynchronousTestCase):
     def test_far_too_few_descriptors_are_an_error(self) -> None:
         fewest = count_needed_descriptors(USUAL) - 500 + MIN_HTTP_CONNECTIONS
         self.limits = (0, fewest)
-        self.assertEqual(limit_connections(USUAL).http.connections, MIN_HTTP_CONNECTIONS)
+        self.assertEqual(cap_configured_connections(USUAL).http.connections, MIN_HTTP_CONNECTIONS)
         self.limits = (0, fewest - 1)
-        said = str(self.assertRaises(ConfigurationError, limit_connections, USUAL))
+        said = str(self.assertRaises(ConfigurationError, cap_configured_connections, USUAL))
         self.assertIn(f"{fewest - 1} allowed, and at least {fewest} are needed", said)
         self.assertIn(f"LimitNOFILE={count_needed_descriptors(USUAL)} in the unit", said)
         self.assertTrue(said.endswith("lower evaluations.running"), said)

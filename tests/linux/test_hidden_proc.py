@@ -11,7 +11,7 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.linux.starter_client import STARTER_PROGRAM
+from tawebeval.linux.starter_client import STARTER_ARCHIVE
 from tests.cases.patience import LONG_PATIENCE
 
 _USER = "65534"
@@ -111,7 +111,7 @@ class HiddenProcessTests(SynchronousTestCase):
         os.chown(folder, int(_USER), -1)  # who may be unable to write into that of all
         done = subprocess.run(
             [*_PREFIX, *command],
-            input=STARTER_PROGRAM,
+            input=STARTER_ARCHIVE,
             capture_output=True,
             timeout=LONG_PATIENCE,
             env={**os.environ, "TMPDIR": folder},

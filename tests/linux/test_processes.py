@@ -11,10 +11,10 @@ import time
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.kernel_files import (
-    list_descendants,
+    list_descendant_pids,
     measure_cpu_seconds,
     measure_largest_process_memory,
-    read_stat,
+    read_process_stat,
 )
 from tests.cases.patience import PATIENCE
 
@@ -49,7 +49,7 @@ class MeasureTests(SynchronousTestCase):
         with subprocess.Popen(command, stdout=subprocess.PIPE) as one:
             assert one.stdout is not None
             one.stdout.readline()
-            tree = (one.pid, *list_descendants(one.pid))
+            tree = (one.pid, *list_descendant_pids(one.pid))
             measured = measure_cpu_seconds(one.pid)
             for pid in tree:
                 os.kill(pid, signal.SIGKILL)
@@ -68,7 +68,7 @@ class MeasureTests(SynchronousTestCase):
             assert one.stdout is not None
             one.stdout.readline()
             deadline = time.monotonic() + PATIENCE
-            while read_stat(one.pid)[0] != b"Z":
+            while read_process_stat(one.pid)[0] != b"Z":
                 self.assertLess(time.monotonic(), deadline)
             measured = measure_largest_process_memory(one.pid)
             one.kill()

@@ -18,9 +18,9 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import child as module
-from tawebeval.linux.child import kill_adopted_process, kill_processes_below
+from tawebeval.linux.child import kill_adopted_process, kill_directory_processes
 from tawebeval.linux.filetree import remove_tree
-from tawebeval.linux.kernel_files import read_stat
+from tawebeval.linux.kernel_files import read_process_stat
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import is_alive
 from tests.fakes.children import NO_PROCESS
@@ -81,7 +81,7 @@ class ProcessCase(SynchronousTestCase):
 
 class FindProcessTests(ProcessCase):
     def check(self, child: subprocess.Popen[bytes], *, ended: bool) -> None:
-        killed = kill_processes_below(self.dead)
+        killed = kill_directory_processes(self.dead)
         if ended:
             self.assertIn(child.pid, killed)
             self.assertEqual(child.wait(PATIENCE), -9)
@@ -124,7 +124,7 @@ class FindProcessTests(ProcessCase):
         assert child.stdout is not None
         self.assertEqual(child.stdout.readline(), b"there\n")
         deadline = time.monotonic() + PATIENCE
-        while read_stat(child.pid)[0] != b"Z":
+        while read_process_stat(child.pid)[0] != b"Z":
             self.assertLess(time.monotonic(), deadline)
         self.check(child, ended=True)
 
@@ -144,20 +144,20 @@ class FindProcessTests(ProcessCase):
         assert child.stdout is not None
         self.assertEqual(child.stdout.readline(), b"there\n")
         self.check(child, ended=False)
-        self.assertIn(child.pid, kill_processes_below(self.dead, parent=os.getpid()))
+        self.assertIn(child.pid, kill_directory_processes(self.dead, parent=os.getpid()))
 
     def test_daemon_itself_is_spared(self) -> None:
         before = os.getcwd()
         self.addCleanup(os.chdir, before)
         os.chdir(self.dead / "e")
-        self.assertEqual(kill_processes_below(self.dead), set())
+        self.assertEqual(kill_directory_processes(self.dead), set())
 
     def test_lack_of_descriptors_is_an_error(self) -> None:
         child = self.begin(self.dead / "e")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
         try:
-            error = self.assertRaises(OSError, kill_processes_below, self.dead)
+            error = self.assertRaises(OSError, kill_directory_processes, self.dead)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         self.assertEqual(error.errno, errno.EMFILE)
@@ -168,7 +168,7 @@ class FindProcessTests(ProcessCase):
         self.patch(module, "_MAX_SECONDS", 0.05)
         self.patch(module, "send_signal", lambda pid, number: None)
         with capturedLogs() as events:
-            kill_processes_below(self.dead)
+            kill_directory_processes(self.dead)
         (event,) = events
         self.assertIn(f"[{child.pid}] survive being killed", str(formatEvent(event)))
 

@@ -32,7 +32,7 @@ from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
     ProgramState,
     StarterClient,
-    pack_program,
+    build_program_archive,
     read_exit_file,
     spawn_starter,
 )
@@ -231,7 +231,7 @@ class StartTests(ProgramCase):
             self.noted.append(error.errno)
 
     def test_programs_without_free_descriptors_are_refused(self) -> None:
-        few = StarterProcess(starter.RESERVED_DESCRIPTORS + 2 * starter.MAX_DESCRIPTORS_PER_PROGRAM)
+        few = StarterProcess(starter.RESERVED_FD_COUNT + 2 * starter.MAX_DESCRIPTORS_PER_PROGRAM)
         self.addCleanup(few.stop)
         client = few.connect()
         self.addCleanup(client.close)
@@ -333,7 +333,7 @@ class FullDiskTests(ProgramCase):
         )
         self.limit_files(50000)
         connection = self.open_connection(b'{"request": "attach"}')
-        while json.loads(connection.recv(65536))["write_error"] != errno.EFBIG:
+        while json.loads(connection.recv(65536))["write_errno"] != errno.EFBIG:
             pass
         self.assertLessEqual((self.locate() / "stdout").stat().st_size, 50000)
         self.kill_program()
@@ -349,7 +349,7 @@ class FullDiskTests(ProgramCase):
         self.request("close")
         state = self.wait_for_exit()
         self.assertTrue(state.is_output_complete)
-        self.assertEqual(state.write_error, errno.EFBIG)
+        self.assertEqual(state.write_errno, errno.EFBIG)
 
     def test_exit_is_written_once_the_disk_has_room_again(self) -> None:
         self.limit_files(0)
@@ -418,10 +418,10 @@ class ClientTests(ProgramCase):
         self.assertEqual(self.run_program(sh("")), (0, b""))
 
     def test_clients_without_free_descriptors_are_served_later(self) -> None:
-        few = StarterProcess(starter.RESERVED_DESCRIPTORS)
+        few = StarterProcess(starter.RESERVED_FD_COUNT)
         self.addCleanup(few.stop)
         with contextlib.ExitStack() as opened:
-            for _ in range(starter.RESERVED_DESCRIPTORS + 20):
+            for _ in range(starter.RESERVED_FD_COUNT + 20):
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 opened.enter_context(connection).connect(str(few.path))
             connection.send(b'{"request": "version", "id": 1}')
@@ -456,7 +456,7 @@ class LifeTests(ProgramCase):
         eventually(self.read_output)
         self.client.stop_starter()
         self.assertFalse(is_alive(started.pid))
-        self.assertFalse(self.client.is_alive)
+        self.assertFalse(self.client.is_starter_alive)
         self.assertRaises(OSError, self.client.list_programs)
 
     def test_stop_in_the_middle_of_a_start_kills_the_program(self) -> None:
@@ -620,7 +620,7 @@ class AttachedTests(StarterCase):
         self.states: list[ProgramState] = []
         self.lost: Deferred[None] = Deferred()
 
-    def on_state(self, state: ProgramState | None) -> None:
+    def on_program_state(self, state: ProgramState | None) -> None:
         if state is None:
             self.lost.callback(None)
             return
@@ -628,7 +628,7 @@ class AttachedTests(StarterCase):
 
     async def test_watcher_of_an_unknown_program_gets_the_state_unknown(self) -> None:
         self.client.attach_reactor(reactor)
-        self.client.watch_program(Path("/none"), self.on_state)
+        self.client.watch_program(Path("/none"), self.on_program_state)
         while not self.states:
             await turn()
         self.assertTrue(self.states[0].is_unknown)
@@ -636,7 +636,7 @@ class AttachedTests(StarterCase):
     async def test_watchers_are_notified_when_the_starter_ends(self) -> None:
         told = []
         self.client.attach_reactor(reactor, lambda: told.append("lost"))
-        self.client.watch_program(Path("/none"), self.on_state)
+        self.client.watch_program(Path("/none"), self.on_program_state)
         self.starter.kill()
         await self.lost
         self.assertEqual(told, ["lost"])
@@ -659,7 +659,7 @@ class AttachedTests(StarterCase):
     async def test_starter_that_takes_no_requests_any_more_is_lost(self) -> None:
         self.patch(starter_client, "_MAX_REQUESTS", 1)
         self.client.attach_reactor(reactor)
-        self.client.watch_program(Path("/none"), self.on_state)
+        self.client.watch_program(Path("/none"), self.on_program_state)
         os.kill(self.starter.pid, signal.SIGSTOP)
         self.addCleanup(os.kill, self.starter.pid, signal.SIGCONT)
         for _ in range(1000):
@@ -675,12 +675,12 @@ def _list_children(pid: int) -> set[int]:
 class ProgramTests(SynchronousTestCase):
     def test_program_runs_without_tawebeval(self) -> None:
         program = Path(self.mktemp())
-        program.write_bytes(pack_program(starter, kernel_files))
+        program.write_bytes(build_program_archive(starter, kernel_files))
         argv = [sys.executable, "-I", "-S", str(program), starter.PROCESS_NAME, "/none/socket"]
         done = subprocess.run(argv, env={}, capture_output=True, text=True)
         self.assertEqual(done.returncode, 1)
         self.assertIn("tawebeval-starter: /none/socket: cannot listen there", done.stderr)
 
     def test_files_in_the_packed_program_have_a_fixed_date(self) -> None:
-        archive = ZipFile(io.BytesIO(pack_program(kernel_files)))
+        archive = ZipFile(io.BytesIO(build_program_archive(kernel_files)))
         self.assertEqual({each.date_time[:3] for each in archive.infolist()}, {(1980, 1, 1)})

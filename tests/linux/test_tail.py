@@ -25,12 +25,18 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from tawebeval.linux import tail
 from tawebeval.linux.starter import LaunchSpec
 from tawebeval.linux.starter_client import (
-    STARTER_ENDED,
+    STARTER_ENDED_MESSAGE,
     ProgramState,
+    ProgramStateListener,
     StartedProgram,
-    StateListener,
 )
-from tawebeval.linux.tail import POLL_SECONDS, FileTail, FileWatcher, TailContext, TailedProcess
+from tawebeval.linux.tail import (
+    POLL_SECONDS,
+    FileTail,
+    InotifyFileWatcher,
+    TailContext,
+    TailedProcess,
+)
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import Keeping, StarterCase
 
@@ -42,7 +48,7 @@ from twisted.internet import reactor
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.threads import deferToThread
 from tawebeval.linux.starter_client import StartedProgram, StarterClient
-from tawebeval.linux.tail import FileWatcher
+from tawebeval.linux.tail import InotifyFileWatcher
 from tawebeval.linux.tail import TailContext, TailedProcess
 
 path, directory, pid, start_time_ticks, copy = sys.argv[1:]
@@ -61,7 +67,7 @@ class Copying(ProcessProtocol):
 output = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 client = StarterClient.connect(Path(path))
 client.attach_reactor(reactor)
-context = TailContext(reactor, client, FileWatcher(reactor), deferToThread)
+context = TailContext(reactor, client, InotifyFileWatcher(reactor), deferToThread)
 program = StartedProgram(Path(directory), int(pid), int(start_time_ticks))
 TailedProcess(context, Copying(), program, stdout_offset=os.fstat(output).st_size)
 reactor.run()
@@ -72,10 +78,10 @@ class PlayedStarter:
     """A starter that the test plays: it notes what it is asked."""
 
     def __init__(self) -> None:
-        self.listener: StateListener | None = None
+        self.listener: ProgramStateListener | None = None
         self.asked: list[Any] = []
 
-    def watch_program(self, directory: Path, listener: StateListener) -> None:
+    def watch_program(self, directory: Path, listener: ProgramStateListener) -> None:
         self.listener = listener
 
     def unwatch_program(self, directory: Path) -> None:
@@ -169,7 +175,7 @@ class TailedProcessTests(SynchronousTestCase):
         for name in ("stdout", "stderr"):
             (self.directory / "new").write_text(name)
             (self.directory / "new").rename(self.directory / name)
-        process.follow_program(8, 10)
+        process.switch_to_process(8, 10)
         self.take_turns()
         self.assertEqual(self.protocol.printed, {1: b"stdout", 2: b"stderr"})
         assert self.starter.listener is not None
@@ -184,7 +190,7 @@ class TailedProcessTests(SynchronousTestCase):
         self.print(b"one")
         (self.directory / "new").touch()
         (self.directory / "new").rename(self.directory / "stdout")
-        process.follow_program(7, 9)
+        process.switch_to_process(7, 9)
         self.take_turns()
         self.assertEqual(process.lost_reason, "the file of stdout has shrunk")
 
@@ -249,17 +255,17 @@ class TailedProcessTests(SynchronousTestCase):
             (None, unknown, "not known any more", 9),
             ({**ended, "start_time_ticks": 10}, unknown, "not known any more", 9),
             (None, other, "not known any more", 9),
-            ({**ended, "wait_status": 9, "write_error": 28}, unknown, "No space left", 9),
+            ({**ended, "wait_status": 9, "write_errno": 28}, unknown, "No space left", 9),
             (ended, None, None, None),
-            (None, None, STARTER_ENDED, 9),
-            ({"wait_status": 0}, None, STARTER_ENDED, None),
+            (None, None, STARTER_ENDED_MESSAGE, 9),
+            ({"wait_status": 0}, None, STARTER_ENDED_MESSAGE, None),
         ):
             self.setUp()
             process = self.connect()
             self.print(b"some")
             if saved is not None:
                 self.save(**saved)
-            process.on_state(state)
+            process.on_program_state(state)
             self.take_turns()
             self.assertEqual(self.protocol.printed[1], b"some")
             self.assertEqual(process.lost_reason is None, lost is None, (saved, state))
@@ -268,8 +274,8 @@ class TailedProcessTests(SynchronousTestCase):
 
     def test_full_disk_kills_the_process(self) -> None:
         process = self.connect()
-        self.tell(write_error=28)
-        self.tell(write_error=28)
+        self.tell(write_errno=28)
+        self.tell(write_errno=28)
         self.assertEqual(self.starter.asked, [signal.SIGKILL])
         self.assertIn("No space left", process.lost_reason or "")
 
@@ -495,7 +501,7 @@ class TailTests(SynchronousTestCase):
 
 
 class WatcherTests(TestCase):
-    def watch(self, path: Path, watcher: FileWatcher) -> Deferred[None]:
+    def watch(self, path: Path, watcher: InotifyFileWatcher) -> Deferred[None]:
         changed: Deferred[None] = Deferred()
         watcher.watch(str(path), lambda: None if changed.called else changed.callback(None))
         return changed
@@ -503,14 +509,14 @@ class WatcherTests(TestCase):
     def test_file_can_be_unwatched_after_the_close(self) -> None:
         path = Path(self.mktemp())
         path.touch()
-        watcher = FileWatcher(reactor)
+        watcher = InotifyFileWatcher(reactor)
         self.watch(path, watcher)
         watcher.close()
         watcher.unwatch(str(path))
 
     async def test_growth_of_a_file_is_noticed_by_inotify_without_a_poll(self) -> None:
         clock = Clock()
-        watcher = FileWatcher(reactor)
+        watcher = InotifyFileWatcher(reactor)
         watcher._poll.clock = clock
         self.addCleanup(watcher.close)
         paths = [Path(self.mktemp()) for _ in range(2)]
@@ -533,7 +539,7 @@ class WatcherTests(TestCase):
         for name in ("init", "add"):
             patched = self.patch(inotify.INotify._inotify, name, fail)
             clock = MemoryReactorClock()
-            watcher = FileWatcher(clock)
+            watcher = InotifyFileWatcher(clock)
             path = Path(self.mktemp())
             path.touch()
             changed = self.watch(path, watcher)

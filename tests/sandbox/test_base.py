@@ -137,7 +137,7 @@ class NoSandboxTests(CellTestCase):
 
     def test_signal_reaches_the_group_and_processes_that_have_left_it(self) -> None:
         done: list[object] = []
-        self.patch(module, "list_descendants", lambda pid: done.append(pid) or [31, 32])
+        self.patch(module, "list_descendant_pids", lambda pid: done.append(pid) or [31, 32])
         self.patch(module, "send_signal", lambda pid, number: done.append((pid, number)))
         self.child.signal_group = done.append
         self.no_cell().send_signal(self.child, signal.SIGTERM)
@@ -146,7 +146,9 @@ class NoSandboxTests(CellTestCase):
     def test_process_group_and_processes_that_have_left_it_are_killed(self) -> None:
         asked: list[object] = []
         self.patch(
-            module, "kill_processes_below", lambda root, parent: asked.append((root, parent))
+            module,
+            "kill_directory_processes",
+            lambda root, parent: asked.append((root, parent)),
         )
         cell = self.no_cell()
         cell.start_evaluator("x", ENVIRONMENT, Path("/"))

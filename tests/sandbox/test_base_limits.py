@@ -127,14 +127,14 @@ class LimitTests(CellTestCase):
         self.assertEqual(error and error.reason, "disk")
 
     def test_open_files_of_descendants_are_measured_until_the_exit(self) -> None:
-        self.patch(module, "list_descendants", lambda pid: [pid + 1, pid + 2])
+        self.patch(module, "list_descendant_pids", lambda pid: [pid + 1, pid + 2])
         self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, NO_PROCESS + 2])
         self.child.exit()
         self.assertEqual(list(self.disk.pids()), [], "its number may be another's by now")
 
     def test_cpu_time_and_files_of_submissions_count(self) -> None:
         self.child.broker_pid = 70
-        self.patch(module, "list_descendants", lambda pid: [pid + 1])
+        self.patch(module, "list_descendant_pids", lambda pid: [pid + 1])
         self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, 71])
         measured = {NO_PROCESS: 15.01, 70: 15.0}
         self.patch(module, "measure_cpu_seconds", measured.get)

@@ -275,7 +275,7 @@ class SignalTests(BubblewrapTestCase):
         self.asked: list[int] = []
         self.inside: list[int] = []
         self.patch(
-            kernel_files, "list_descendants", lambda pid: self.asked.append(pid) or self.inside
+            kernel_files, "list_descendant_pids", lambda pid: self.asked.append(pid) or self.inside
         )
         self.patch(kernel_files, "send_signal", lambda pid, number: self.sent.append((pid, number)))
         self.child: Any = FakeChild(Clock(), ProcessProtocol())

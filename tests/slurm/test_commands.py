@@ -26,8 +26,8 @@ from tawebeval.slurm.commands import (
     SlurmCommandFailed,
     SlurmCommands,
     build_command_environment,
+    build_job_loss_failure,
     build_srun_options,
-    explain_job_loss,
 )
 from tests.fakes.world import InlineThreads
 
@@ -63,7 +63,7 @@ class LossTests(SynchronousTestCase):
             "COMPLETING": "node",  # while it lasts: its node does not end it
         }
         for state, reason in reasons.items():
-            failure = explain_job_loss(QueuedJob("5", "a", state, node="one"), "")
+            failure = build_job_loss_failure(QueuedJob("5", "a", state, node="one"), "")
             self.assertEqual(failure.reason, reason, state)
             self.assertIn(
                 f"the job 5 of Slurm on the node one ended without an outcome ({state})",
@@ -78,7 +78,7 @@ class LossTests(SynchronousTestCase):
             "tawebeval on one: [Errno 28] No space left on device",
             "srun: error: one: task 0: Exited with exit code 1",
         )
-        failure = explain_job_loss(None, "\n".join(lines))
+        failure = build_job_loss_failure(None, "\n".join(lines))
         said = "; ".join((lines[0], *lines[3:]))
         self.assertEqual(failure.reason, "lost")
         self.assertEqual(failure.message, f"the evaluator was not run by Slurm; srun said: {said}")

@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import LimitSettings, RunnerSettings, SlurmJobSettings
 from tawebeval.errors import EvaluationFailure
-from tawebeval.linux.starter import LaunchSpec, read_specification
+from tawebeval.linux.starter import LaunchSpec, read_launch_spec
 from tawebeval.linux.starter_client import ProgramState
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import ResumableProcess
@@ -34,7 +34,7 @@ from tawebeval.slurm.job import (
     MIN_POLL_SECONDS,
     NODE_KILL_TIMEOUT,
     SRUN_END_TIMEOUT,
-    Job,
+    JobWorkspace,
     SlurmRun,
     SlurmSandbox,
     write_node_program,
@@ -140,7 +140,7 @@ class JobCase(SynchronousTestCase):
         self.process: TailedProcess
         self.run_ = FakeRun()
         self.slurm_run = self.make_run()
-        self.status = self.slurm_run.runner_status
+        self.status = self.slurm_run.cluster_job
         self.slurm_run.start_evaluator("./run", {"SEED": "5"}, self.job.tree_directory)
 
     def make_run(self) -> SlurmRun:
@@ -152,14 +152,14 @@ class JobCase(SynchronousTestCase):
         return run
 
     @property
-    def job(self) -> Job:
+    def job(self) -> JobWorkspace:
         return self.slurm_run.workspace
 
     def follow(self) -> Deferred[None]:
         return Deferred.fromCoroutine(self.slurm_run.wait_for_evaluator_start(self.job))
 
     def write_state(self, **members: Any) -> None:
-        content = {"node": "one", "job": "7", "exceeded": None, "pid": 5, "start_time_ticks": 6}
+        content = {"node": "one", "job": "7", "pid": 5, "start_time_ticks": 6}
         self.job.state_file.write_text(json.dumps({**content, **members}))
 
     def tell(self, **members: Any) -> None:
@@ -207,7 +207,7 @@ class JobCase(SynchronousTestCase):
 
 class StartTests(JobCase):
     def test_launch_file_for_the_node_has_the_bwrap_command_and_limits(self) -> None:
-        launch = read_specification(str(self.job.output_directory))
+        launch = read_launch_spec(str(self.job.output_directory))
         argv = " ".join(launch.argv)
         self.assertTrue(argv.startswith("/usr/bin/bwrap --as-pid-1 "))
         self.assertIn(f"--bind {self.job.tree_directory} /evaluation/tree ", argv)
@@ -409,7 +409,7 @@ class JobTests(JobCase):
         self.connect()
         limits = self.slurm_run.run_limits
         for exceeded in ("cpu", "memory", "disk"):
-            self.tell(exceeded=exceeded)
+            self.tell(exceeded_limit=exceeded)
             failure = limits.find_limit_failure()
             assert failure is not None
             self.assertEqual(failure.reason, exceeded)
@@ -610,9 +610,9 @@ class ResumeTests(JobCase):
         self.left = ResumableProcess(described, 5, 6, 0)
         name = self.job.name
         self.slurm_run = self.make_run()
-        self.status = self.slurm_run.runner_status
+        self.status = self.slurm_run.cluster_job
         self.commands.watchers.clear()
-        self.left_job = Job(self.evaluation.root / name)
+        self.left_job = JobWorkspace(self.evaluation.root / name)
 
     def resume(self) -> None:
         self.process = self.slurm_run.resume_process(self.run_, self.left)
@@ -631,7 +631,7 @@ class ResumeTests(JobCase):
     def test_resume_reports_a_job_that_ended_while_no_daemon_ran(self) -> None:
         ended = {"wait_status": 0, "rusage": RUSAGE, "is_output_complete": True}
         content = json.loads(self.left_job.state_file.read_text())
-        exceeded = {"exceeded": "memory"}
+        exceeded = {"exceeded_limit": "memory"}
         self.left_job.state_file.write_text(json.dumps({**content, **ended, **exceeded}))
         self.resume()
         self.assertEqual(self.run_.stdout, b"one\n")

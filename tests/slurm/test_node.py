@@ -78,7 +78,7 @@ class NodeJobTests(SynchronousTestCase):
         state = self.finish(self.start("/bin/sh", "-c", "echo out; echo err >&2; exit 3"))
         self.assertEqual(os.waitstatus_to_exitcode(state["wait_status"]), 3)
         self.assertTrue(state["is_output_complete"])
-        self.assertIsNone(state["exceeded"])
+        self.assertIsNone(state["exceeded_limit"])
         output = self.directory / "output"
         self.assertEqual((output / "stdout").read_text(), "out\n")
         self.assertEqual((output / "stderr").read_text(), "err\n")
@@ -119,12 +119,12 @@ class NodeJobTests(SynchronousTestCase):
         state = self.finish(
             self.start("/bin/sh", "-c", f'{shlex.quote(sys.executable)} -c "{_SPIN}"', cpu=0.5)
         )
-        self.assertEqual(state["exceeded"], "cpu")
+        self.assertEqual(state["exceeded_limit"], "cpu")
 
     def test_removed_files_that_are_open_count(self) -> None:
         program = f'{shlex.quote(sys.executable)} -c "{_HOLD}; time.sleep(600)"; exit 0'
         state = self.finish(self.start("/bin/sh", "-c", program, disk=2**20))
-        self.assertEqual(state["exceeded"], "disk")
+        self.assertEqual(state["exceeded_limit"], "disk")
 
     def test_error_of_a_failed_start_is_in_the_state_file(self) -> None:
         state = self.finish(self.start("/nonexistent"))
