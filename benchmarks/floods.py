@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tawebeval.core.segi import MAX_HEADER_BYTES, MAX_PATH_BYTES, Markers
+from tawebeval.core.segi import MAX_FILE_HEADERS_BYTES, MAX_PATH_BYTES, Markers
 
-VALUE = 2**20  # segi.MAX_VALUE_BYTES
-FILE = 2**21  # segi.MAX_FILE_BYTES
+VALUE = 2**20  # segi.MAX_DATA_VALUE_BYTES
+FILE = 2**21  # segi.MAX_SENT_FILE_BYTES
 
 _STAND_INS = "\x7f" + "".join(map(chr, range(0xFDD0, 0xFDF0)))
 _RARE = "".join(map(chr, range(0x10000, 0x10000 + 4000)))
@@ -35,7 +35,7 @@ def floods(markers: Markers, size: int) -> Mapping[str, bytes]:
 
     def headers(piece: bytes, start: bytes = b"", end: bytes = b"") -> bytes:
         """Return files whose headers are as long as may be."""
-        repeated = piece * ((MAX_HEADER_BYTES - len(start + end) - 1) // len(piece))
+        repeated = piece * ((MAX_FILE_HEADERS_BYTES - len(start + end) - 1) // len(piece))
         return much(file(start + repeated + end + b"\n"))
 
     begin, end = markers.data_begin, markers.data_end

@@ -33,7 +33,7 @@ from tawebeval.core.form import (
     parse_form,
     parse_size,
 )
-from tawebeval.core.hosts import UNIX_SOCKET_KEYWORD, TrustedProxies, parse_server_address
+from tawebeval.core.hosts import UNIX_PROXIES_KEYWORD, TrustedProxies, parse_server_address
 from tawebeval.core.segi import is_reserved_variable
 from tawebeval.core.tokens import CALLER_NAME_PATTERN, PROBLEM_NAME_PATTERN
 from tawebeval.errors import ConfigurationError, InvalidField, ProblemClosed, format_size
@@ -492,7 +492,7 @@ class HttpSettings(Section, frozen=True):
         except ValueError as error:
             raise ValueError(
                 f".trusted_proxies: {error};"
-                f" allowed: IP addresses, networks and {UNIX_SOCKET_KEYWORD!r}"
+                f" allowed: IP addresses, networks and {UNIX_PROXIES_KEYWORD!r}"
             ) from None
 
 

@@ -11,7 +11,7 @@ evaluation that has ended, and the rows as `ArchiveRows`.
 Bounds, whatever evaluators print and clients ask for:
 
 - Memory: of an evaluation that is archived, one segment of its events; of each of two reads a page
-  and a frame, which has `FRAME_BYTES` or one event.
+  and a frame, which has `UNCOMPRESSED_FRAME_BYTES` or one event.
 - Disk: `archive.size`, counted by blocks and with a fixed cost for each evaluation, and one
   evaluation more for a moment. The caller that holds most loses its oldest evaluations.
 - Time: each caller has one of the two threads that read at a time; others wait in fair turns.

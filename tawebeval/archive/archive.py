@@ -42,7 +42,7 @@ from tawebeval.errors import DamagedArchive, DiscardedCursor, ServerBusy, StoreE
 from tawebeval.linux.filetree import describe_disk_error, get_disk_bytes, rename_durably
 from tawebeval.sandbox.workspace import Workspace, derive_directory_name, derive_log_pseudonym
 
-ArchiveLossReason = Literal["disk", "size", "defect"]
+UnarchivedReason = Literal["disk", "size", "defect"]
 """Reason why an evaluation is not archived.
 
 The disk is full or fails; the evaluation alone exceeds `archive.size`; a defect.
@@ -116,10 +116,10 @@ def make_monotonic_wall_clock() -> Callable[[], float]:
 class EvaluationArchive:
     """The archive in `directory`, written and removed from by the `_writers`.
 
-    `_min_free_bytes` stay free on its file system. `archival_count` and `loss_counts_by_reason`
-    count evaluations that were archived or not. `on_removal(identifier)` is called when the files
-    of an evaluation are removed. It returns whether the evaluation is not forgotten yet: then the
-    row stays, and says that the evaluation is not archived. Otherwise the row is deleted.
+    `_min_free_bytes` stay free on its file system. `archival_count` counts evaluations that were
+    archived, `unarchived_counts_by_reason` others. `on_removal(identifier)` is called when the
+    files of an evaluation are removed. It returns whether the evaluation is not forgotten yet: then
+    the row stays, and says that the evaluation is not archived. Otherwise the row is deleted.
     """
 
     directory: Path
@@ -133,8 +133,8 @@ class EvaluationArchive:
     on_removal: Callable[[str], bool] = lambda identifier: False
     max_submission_bytes: int = MIB  # of an archived submission
     archival_count: int = 0
-    loss_counts_by_reason: Counter[ArchiveLossReason] = attrs.field(
-        factory=lambda: Counter(dict.fromkeys(get_args(ArchiveLossReason), 0))
+    unarchived_counts_by_reason: Counter[UnarchivedReason] = attrs.field(
+        factory=lambda: Counter(dict.fromkeys(get_args(UnarchivedReason), 0))
     )
     evaluation_count: int = 0  # in the archive
     _budget: Budget = attrs.field(
@@ -208,8 +208,8 @@ class EvaluationArchive:
             self.start_excess_removal()
         return True
 
-    def _count_loss(self, ended: EndedEvaluation, reason: ArchiveLossReason, why: str) -> bool:
-        self.loss_counts_by_reason[reason] += 1
+    def _count_loss(self, ended: EndedEvaluation, reason: UnarchivedReason, why: str) -> bool:
+        self.unarchived_counts_by_reason[reason] += 1
         log.warn(
             "{evaluation}: not archived ({reason}): {why}",
             evaluation=derive_log_pseudonym(ended.identifier),
@@ -280,22 +280,22 @@ class EvaluationArchive:
 
     # Removal
 
-    def start(self) -> None:
+    def enable_removal(self) -> None:
         """Begin to remove evaluations. Call it once those of an earlier process are restored."""
         self._has_started = True
         self.start_excess_removal()
 
     def start_excess_removal(self) -> None:
-        """Begin `remove_excess`, after the start. To be called once a minute."""
+        """Begin `remove_excess_evaluations`, after the start. To be called once a minute."""
         if self._has_started:
             what = "defect: archive.days and archive.size may not hold until the next minute"
             run_in_background(self._try_to_remove_excess(), log, what)
 
     async def _try_to_remove_excess(self) -> None:
         with suppress(StoreError):  # the store has logged it
-            await self.remove_excess()
+            await self.remove_excess_evaluations()
 
-    async def remove_excess(self) -> None:
+    async def remove_excess_evaluations(self) -> None:
         """Remove evaluations beyond `archive.days` and `archive.size`.
 
         Beyond `archive.size` the caller that holds most loses the oldest. Nothing more is removed

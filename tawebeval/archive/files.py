@@ -3,7 +3,7 @@ r"""Archive files: the events of one evaluation, and its submission, compressed 
 A file of events, NAME.jsonl.zst, is a sequence of zstd frames (RFC 8878):
 
 1. one line, `{"archive":1,"evaluation_id":...,"caller":...}`;
-2. the events, in frames of about `FRAME_BYTES`, each with a member `time`;
+2. the events, in frames of about `UNCOMPRESSED_FRAME_BYTES`, each with a member `time`;
 3. one line, the end document of the evaluation, with its status;
 4. a skippable frame with the index: for each frame of 2 its offset and the cursor of its first
    event, then those of frame 3, then a trailer.
@@ -37,7 +37,7 @@ from tawebeval.core.form import EvaluationRequest, SubmissionFile, unpack_reques
 from tawebeval.linux.filetree import add_path_to_errors, open_regular_file
 from tawebeval.sandbox.workspace import Workspace
 
-FRAME_BYTES = 64 * 1024
+UNCOMPRESSED_FRAME_BYTES = 64 * 1024
 """Bytes of lines from which a frame ends; it exceeds them by the times, or by one event."""
 
 _SKIPPABLE = 0x184D2A57  # one of the 16 magic numbers of skippable frames
@@ -116,13 +116,13 @@ def _group_into_frames(
         for ring in rings:
             cursor = ring.begin_cursor
             while cursor < ring.end_cursor:
-                batch = ring.read_events(cursor, FRAME_BYTES - size, format_time)
+                batch = ring.read_events(cursor, UNCOMPRESSED_FRAME_BYTES - size, format_time)
                 parts.append(batch.lines)
                 last_time = batch.lines[batch.lines.rindex(b',"time":"') :]
                 cursor += batch.count
                 size += len(batch.lines)
                 count += batch.count
-                if size >= FRAME_BYTES:
+                if size >= UNCOMPRESSED_FRAME_BYTES:
                     yield EventBatch(count, b"".join(parts))
                     parts, size, count = [], 0, 0
     except StdoutChanged:

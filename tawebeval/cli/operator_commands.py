@@ -330,10 +330,10 @@ def revoke(name: str, digest_prefix: str, path: Path) -> None:
 
     They work until the daemon reads the file again, which then ends their requests and streams.
     """
-    from tawebeval.core.tokens import remove_tokens
+    from tawebeval.core.tokens import remove_token_lines
 
     with exit_on_errors(path):
-        _edit_token_file(path, lambda text: remove_tokens(text, name, digest_prefix.lower()))
+        _edit_token_file(path, lambda text: remove_token_lines(text, name, digest_prefix.lower()))
     click.echo(f"revoked in {path}; {_RELOAD_HINT}", err=True)
 
 

@@ -142,11 +142,11 @@ class IdentifierIssuer:
         drawn = self._random(_RANDOM)
         return self._prefix + b32encode(drawn + self._mac(drawn, caller)).decode().lower()
 
-    def is_issued(self, identifier: str, caller: str = "") -> bool:
+    def has_issued(self, identifier: str, caller: str = "") -> bool:
         """Return whether this daemon issued `identifier` to the caller."""
-        return self.find_caller(identifier, (caller,)) is not None
+        return self.find_owner(identifier, (caller,)) is not None
 
-    def find_caller(self, identifier: str, callers: Iterable[str]) -> str | None:
+    def find_owner(self, identifier: str, callers: Iterable[str]) -> str | None:
         """Return to which of `callers` this daemon issued `identifier`; 2 µs for each of them."""
         own = identifier.removeprefix(self._prefix)
         if len(own) + len(self._prefix) != len(identifier) or not _FORM.fullmatch(own):
@@ -289,11 +289,11 @@ class EvaluationCounters:
     restored_count: int = 0  # of evaluations that an earlier process has accepted
 
     @property
-    def accepted_count(self) -> int:
+    def admitted_count(self) -> int:
         """Number of evaluations accepted since the daemon's start."""
         return self.counts_by_state.total() - self.restored_count
 
-    def record_accepted_evaluation(self) -> None:
+    def record_admission(self) -> None:
         """Count an accepted evaluation."""
         self.counts_by_state[EvaluationState.QUEUED] += 1
 
@@ -355,7 +355,7 @@ def make_invalid_cursor_error(text: str) -> InvalidCursor:
 
 
 @attrs.frozen
-class MergedListCursor:
+class MultiDaemonListCursor:
     """Place in the list over several daemons.
 
     `cursors_by_daemon` has the list cursor of each daemon by its name, None if its list has ended.
@@ -365,7 +365,7 @@ class MergedListCursor:
     cursors_by_daemon: Mapping[str, str | None] = attrs.field(factory=dict)
 
     @classmethod
-    def parse(cls, text: str, daemon_names: Collection[str]) -> MergedListCursor:
+    def parse(cls, text: str, daemon_names: Collection[str]) -> MultiDaemonListCursor:
         """Return the cursor of a query over these daemons. Raises: InvalidCursor."""
         places: dict[str, str | None] = {}
         for part in text.split("_") if text else ():
@@ -390,7 +390,7 @@ class MergedListCursor:
         }
 
 
-def encode_compact_json(document: Mapping[str, Any]) -> bytes:
+def encode_json_without_slack(document: Mapping[str, Any]) -> bytes:
     """Return a JSON object as bytes that take no more memory than they are.
 
     orjson alone leaves room behind its result, often of several times the size.
@@ -408,10 +408,10 @@ class ListEntry:
     @classmethod
     def make_from_document(cls, document: Mapping[str, Any]) -> ListEntry:
         """Return the entry of a JSON object. Raises: TypeError, for a value that is not JSON."""
-        return cls(document["created"], encode_compact_json(document))
+        return cls(document["created"], encode_json_without_slack(document))
 
     @property
-    def json_fragment(self) -> orjson.Fragment:
+    def orjson_fragment(self) -> orjson.Fragment:
         """The JSON, to be encoded as a part of a document."""
         return orjson.Fragment(self.encoded_json)
 
@@ -459,14 +459,14 @@ def parse_list_page(body: bytes, daemon_name: str) -> ListPage:
 
 
 def merge_list_pages(
-    cursor: MergedListCursor, asked_daemons: Collection[str], pages: Mapping[str, ListPage]
+    cursor: MultiDaemonListCursor, asked_daemons: Collection[str], pages: Mapping[str, ListPage]
 ) -> ListPage:
     """Return the part after a cursor, of the `pages` of those `asked_daemons` that have answered.
 
     It is the last one if all lists have ended, or if those left belong to daemons that are away
     and nobody else was asked.
     """
-    after = MergedListCursor(
+    after = MultiDaemonListCursor(
         {**cursor.cursors_by_daemon, **{name: part.end_cursor for name, part in pages.items()}}
     )
     is_any_away = not set(asked_daemons) <= set(pages)

@@ -194,7 +194,7 @@ def encode_error_event(
     return encode_data_event(orjson.dumps({**payload, **(members or {})}))
 
 
-RETRY_MILLISECONDS = 2000
+SSE_RETRY_MILLISECONDS = 2000
 """Milliseconds after which a browser asks again when a stream has broken off."""
 
 _TEXT_MESSAGE = 0x81  # FIN, and the opcode of a text frame
@@ -244,18 +244,18 @@ def encode_websocket_messages(begin_cursor: int, batch: EventBatch) -> bytes:
     return b"".join(frames)
 
 
-JSON_LINES = StreamFraming(b"", lambda first, batch: batch.lines, b"", b"")
+JSON_LINES_FRAMING = StreamFraming(b"", lambda first, batch: batch.lines, b"", b"")
 """JSON Lines, which have neither an end nor a heartbeat."""
 
-EVENT_STREAM = StreamFraming(
-    b"retry: %d\n\n" % RETRY_MILLISECONDS,
+EVENT_STREAM_FRAMING = StreamFraming(
+    b"retry: %d\n\n" % SSE_RETRY_MILLISECONDS,
     encode_server_sent_events,
     b"event: end\ndata: null\nid: %s\n\n" % ALL_RECEIVED_CURSOR.encode(),
     b":\n\n",
 )
 """`text/event-stream`."""
 
-WEBSOCKET_MESSAGES = StreamFraming(b"", encode_websocket_messages, b"", b"")
+WEBSOCKET_FRAMING = StreamFraming(b"", encode_websocket_messages, b"", b"")
 """Messages of a WebSocket; its connection sends the end and the heartbeat (a ping)."""
 
 
@@ -439,22 +439,22 @@ class BatchMark:
 class SegmentSource:
     """Source of a segment that has ended.
 
-    - `stdout_begin`, `stdout_end`: the bytes of stdout from the checkpoint to the last read.
-    - `checkpoint`: the state of the parser at `stdout_begin`; b"" at the start of stdout.
-    - `checksum`: CRC-32 of these bytes.
-    - `first_mark`, `end_mark`: the marks of the segment, counted from the first mark of the log.
-    - `first_file`: the number of files that stdout named before the segment.
-    - `is_last`: whether stdout ends there.
+    - `stdout_begin_offset`, `stdout_end_offset`: of the checkpoint, and after the last read.
+    - `checkpoint`: the state of the parser at `stdout_begin_offset`; b"" at the start of stdout.
+    - `checksum`: CRC-32 of the bytes of stdout between them.
+    - `first_mark_index`, `end_mark_index`: of the segment's marks, from the first mark of the log.
+    - `earlier_file_count`: the number of files that stdout named before the segment.
+    - `has_stdout_end`: whether stdout ends there.
     """
 
-    stdout_begin: int
-    stdout_end: int
+    stdout_begin_offset: int
+    stdout_end_offset: int
     checkpoint: bytes
     checksum: int
-    first_mark: int
-    end_mark: int
-    first_file: int
-    is_last: bool = False
+    first_mark_index: int
+    end_mark_index: int
+    earlier_file_count: int
+    has_stdout_end: bool = False
 
 
 @attrs.define(eq=False)
@@ -507,7 +507,7 @@ class EventMemory:
         share = self.budget.total // (4 * max(1, len(self._newest)))
         return min(max(share, MIN_SEGMENT_BYTES), MAX_SEGMENT_BYTES)
 
-    def note_use(self, segment: EventSegment) -> None:
+    def record_segment_use(self, segment: EventSegment) -> None:
         """Count a segment's bytes, as the last one to evict; evict others beyond the bound."""
         assert segment.ring is not None, "it is in memory"
         size = segment.ring.memory_bytes
@@ -525,7 +525,7 @@ class EventMemory:
             if evicted is None:
                 break
             evicted.ring = None
-            self.release(evicted)
+            self.remove_segment(evicted)
 
     def _find_segment_to_evict(self, kept: EventSegment) -> EventSegment | None:
         """Return a segment of the caller that has most, but not the one in use."""
@@ -535,7 +535,7 @@ class EventMemory:
             return None
         return next(segment for segment in self._ended[caller] if segment is not kept)
 
-    def release(self, segment: EventSegment) -> None:
+    def remove_segment(self, segment: EventSegment) -> None:
         """Count a segment no longer: it has left its log, or memory."""
         self._newest.discard(segment)
         ended = self._ended.get(segment.caller)
@@ -586,7 +586,7 @@ class EventLog:
         assert segment.ring is not None, "the newest segment stays in memory"
         segment.ring.append_batch(batch, time_ms)
         segment.end_cursor = self.end_cursor = self.end_cursor + batch.count
-        self._memory.note_use(segment)
+        self._memory.record_segment_use(segment)
 
     @property
     def can_end_segment(self) -> bool:
@@ -602,7 +602,7 @@ class EventLog:
         """End the newest segment, whose events come from `source`."""
         segment = self.segments[-1]
         segment.source = source
-        self._memory.note_use(segment)
+        self._memory.record_segment_use(segment)
 
     def restore_segment(self, begin_cursor: int, end_cursor: int, source: SegmentSource) -> None:
         """Append an evicted segment, which an earlier process of the daemon has ended."""
@@ -620,7 +620,7 @@ class EventLog:
         if segment.end_cursor > self.begin_cursor and segment.ring is None:
             ring.acknowledge(max(self.begin_cursor, segment.begin_cursor))
             segment.ring = ring
-            self._memory.note_use(segment)
+            self._memory.record_segment_use(segment)
 
     def read_events(
         self,
@@ -639,7 +639,7 @@ class EventLog:
         segment = self.segments[begins_at - 1]
         if segment.ring is None:
             raise EventsEvicted(segment)
-        self._memory.note_use(segment)
+        self._memory.record_segment_use(segment)
         return segment.ring.read_events(after_cursor, max_bytes, format_time)
 
     def acknowledge(self, before_cursor: int) -> None:
@@ -654,23 +654,23 @@ class EventLog:
                 break  # it goes on
             # Not its end: the next segment may begin before that.
             self._discard_source(segment.source)
-            self._memory.release(self.segments.pop(0))
+            self._memory.remove_segment(self.segments.pop(0))
         if self.segments:
             first = self.segments[0]
             if first.source is not None:
                 self._discard_source(first.source)
             if first.ring is not None and first.begin_cursor < before_cursor:
                 first.ring.acknowledge(before_cursor)
-                self._memory.note_use(first)
+                self._memory.record_segment_use(first)
 
     def _discard_source(self, before: SegmentSource) -> None:
-        self.discarded_stdout_bytes = before.stdout_begin
-        self.discarded_file_count = before.first_file
+        self.discarded_stdout_bytes = before.stdout_begin_offset
+        self.discarded_file_count = before.earlier_file_count
 
     def discard(self) -> None:
         """Discard all events: nobody reads the log any more."""
         for segment in self.segments:
-            self._memory.release(segment)
+            self._memory.remove_segment(segment)
         self.segments.clear()
         self.begin_cursor = self.end_cursor
 

@@ -257,10 +257,10 @@ def _forbidden(server: ServerAddress, reason: str) -> ForbiddenURLHost:
     return ForbiddenURLHost(f"the host {server.host} {reason}")
 
 
-CLIENT_HEADER = "X-Forwarded-For"
+FORWARDED_FOR_HEADER = "X-Forwarded-For"
 """Header in which proxies report the client's address."""
 
-UNIX_SOCKET_KEYWORD = "unix"
+UNIX_PROXIES_KEYWORD = "unix"
 """Entry of the trusted proxies for all peers on UNIX sockets."""
 
 # Private, link-local and loopback networks.
@@ -286,8 +286,8 @@ class TrustedProxies:
     @classmethod
     def parse(cls, trusted: Collection[str]) -> TrustedProxies:
         """Return the proxies of the settings. Raises ValueError for an invalid network."""
-        networks = tuple(ip_network(each) for each in trusted if each != UNIX_SOCKET_KEYWORD)
-        return cls(networks, UNIX_SOCKET_KEYWORD in trusted)
+        networks = tuple(ip_network(each) for each in trusted if each != UNIX_PROXIES_KEYWORD)
+        return cls(networks, UNIX_PROXIES_KEYWORD in trusted)
 
     def is_trusted(self, address: str) -> bool:
         """Return whether an address, in canonical form, is a trusted proxy's."""
@@ -319,8 +319,8 @@ class TrustedProxies:
                 client = _parse_node(node)
             except ValueError:
                 raise MalformedRequest(
-                    f"{CLIENT_HEADER}: {node[:_LONGEST]!r} is not an IP address; configure the"
-                    " proxy to send the client's address"
+                    f"{FORWARDED_FOR_HEADER}: {node[:_LONGEST]!r} is not an IP address; configure"
+                    " the proxy to send the client's address"
                 ) from None
             if not self.is_trusted(client):
                 break

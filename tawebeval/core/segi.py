@@ -43,7 +43,7 @@ next call (`has_pending_input`).
 
 A checkpoint is a place in stdout and the flags of the state there, less than 1 KiB. The place lies
 before the unparsed input and before the line of a data block, or the file, that is gathered: at
-most `max_value` bytes, or `max_file` and `MAX_HEADER_BYTES`. Of what is over its limit, and
+most `max_value` bytes, or `max_file` and `MAX_FILE_HEADERS_BYTES`. Of what is over its limit, and
 skipped, only a flag and the beginning of an end marker are needed.
 """
 
@@ -76,14 +76,14 @@ from tawebeval_client.results import (
     ResultSummary,
 )
 
-MAX_HEADER_BYTES = 1024
+MAX_FILE_HEADERS_BYTES = 1024
 """The most bytes that the headers of a file block may have together, with their terminators."""
 
 MAX_PATH_BYTES = 4096
 """The most bytes that the path of a file may have (PATH_MAX of Linux)."""
 
 _EMPTY_LINE = re.compile(rb"\n\r?\n")
-_LONGEST_HEAD = MAX_HEADER_BYTES + len(b"\n\n")  # with the terminators before and after it
+_LONGEST_HEAD = MAX_FILE_HEADERS_BYTES + len(b"\n\n")  # with the terminators before and after it
 
 # RFC 9110, sections 5.5 and 5.6, with UTF-8 for obs-text. Each can match in one way only, so that
 # no search backtracks.
@@ -123,7 +123,7 @@ class FileReference:
     path: str
 
 
-class FileBlock:
+class FileBlockCollector:
     """Collector of one block; keeps at most `max_body_bytes` of the body and drops the rest.
 
     `is_overlong` says that bytes were dropped, so that `parse_file` will raise.
@@ -137,7 +137,7 @@ class FileBlock:
         self._gathered = bytearray(b"\n")
 
     @classmethod
-    def resume_overlong_block(cls, end_marker: bytes, max_body_bytes: int) -> FileBlock:
+    def make_overlong_block(cls, end_marker: bytes, max_body_bytes: int) -> FileBlockCollector:
         """Return the collector of a block that is over its limit already.
 
         The first bytes fed to it are the `held_back_byte_count` last bytes of the block so far.
@@ -172,7 +172,7 @@ class FileBlock:
         """Return the file of a block that has ended. Raises FileBlockError."""
         too_large = FileBlockError(
             f"a file block is over {format_size(self._limit)}, or its headers over"
-            f" {format_size(MAX_HEADER_BYTES)}"
+            f" {format_size(MAX_FILE_HEADERS_BYTES)}"
         )
         if self.is_overlong:
             raise too_large
@@ -181,7 +181,7 @@ class FileBlock:
         if empty_line is None:
             raise FileBlockError(
                 "a file block has no empty line between its headers and its body, or its headers"
-                f" are over {format_size(MAX_HEADER_BYTES)}"
+                f" are over {format_size(MAX_FILE_HEADERS_BYTES)}"
             )
         body = memoryview(self._gathered)[empty_line.end() : -1]
         if len(body) > self._limit:
@@ -267,9 +267,9 @@ def _checked(filename: str) -> str:
         raise FileBlockError(f"a file block's name: {error}") from None
 
 
-MAX_VALUE_BYTES = 1024 * 1024
+MAX_DATA_VALUE_BYTES = 1024 * 1024
 """Bytes of a line in a data block. Checking 1 MiB takes up to 5 ms."""
-MAX_FILE_BYTES = 2 * 1024 * 1024
+MAX_SENT_FILE_BYTES = 2 * 1024 * 1024
 """Bytes of a file that an evaluator sends. Encoding 1 MiB takes 2 ms."""
 MAX_TEXT_PAYLOAD_BYTES = 64 * 1024
 """The most bytes of UTF-8 that one text event carries (docs/evaluators.md)."""
@@ -331,7 +331,7 @@ class Markers:
         """Markers that end a data block: its end marker and the begin markers."""
         return self.data_end, self.data_begin, self.file_begin
 
-    def build_environment(self) -> dict[str, str]:
+    def build_variables(self) -> dict[str, str]:
         """Return the environment variables that give the markers to the evaluator."""
         values = (marker.decode() for marker in attrs.astuple(self))
         return dict(zip(MARKER_VARIABLE_NAMES, values, strict=True))
@@ -377,8 +377,8 @@ class SegiParser:
     """
 
     _markers: Markers
-    _max_value: int = attrs.field(factory=lambda: MAX_VALUE_BYTES, kw_only=True)
-    _max_file: int = attrs.field(factory=lambda: MAX_FILE_BYTES, kw_only=True)
+    _max_value: int = attrs.field(factory=lambda: MAX_DATA_VALUE_BYTES, kw_only=True)
+    _max_file: int = attrs.field(factory=lambda: MAX_SENT_FILE_BYTES, kw_only=True)
     result_summary: ResultSummary = attrs.field(factory=ResultSummary)
     awaited_file: FileReference | None = None
     has_pending_input: bool = False
@@ -391,7 +391,7 @@ class SegiParser:
     _value: bytearray = attrs.field(factory=bytearray)  # VALUES: the part of a line, as UTF-8
     _is_overlong: bool = False  # VALUES: the line is over its limit, and not kept
     _is_sound: bool = True  # VALUES: no error was reported for this block
-    _file: FileBlock | None = None
+    _file: FileBlockCollector | None = None
     _work: int = 0
     _count: int = 0
     _lines: list[bytes] = attrs.field(factory=list)
@@ -484,13 +484,7 @@ class SegiParser:
             position = (
                 position - self._file.held_back_byte_count if is_overlong else self._part_begin
             )
-        checkpoint = _Checkpoint(
-            position,
-            state,
-            self._is_imagined,
-            is_overlong,
-            self._is_sound,
-        )
+        checkpoint = _Checkpoint(position, state, self._is_imagined, is_overlong, self._is_sound)
         return max(position, 0), _pack_checkpoint(checkpoint)
 
     @classmethod
@@ -513,7 +507,8 @@ class SegiParser:
         if checkpoint.state is _State.VALUES:
             parser._is_overlong = checkpoint.is_overlong
         elif checkpoint.state is _State.FILE:
-            make_block = FileBlock.resume_overlong_block if checkpoint.is_overlong else FileBlock
+            collector = FileBlockCollector
+            make_block = collector.make_overlong_block if checkpoint.is_overlong else collector
             parser._file = make_block(markers.file_end, parser._max_file)
         return parser
 
@@ -586,7 +581,7 @@ class SegiParser:
             line = rest[1:]
             if any(begin.startswith(line) for begin in self._markers.begin_markers):
                 return 0
-        return measure_complete_characters(rest)
+        return measure_complete_utf8(rest)
 
     # Blocks
 
@@ -596,7 +591,7 @@ class SegiParser:
             self._is_sound = True
         else:
             self._state = _State.FILE
-            self._file = FileBlock(self._markers.file_end, self._max_file)
+            self._file = FileBlockCollector(self._markers.file_end, self._max_file)
             self._part_begin = self._offset + self._at
 
     def _end_block(self, at: int) -> None:
@@ -613,7 +608,7 @@ class SegiParser:
             if end < 0:
                 if not self._value:
                     self._part_begin = self._offset + at
-                self._at = at + measure_complete_characters(data[at:])
+                self._at = at + measure_complete_utf8(data[at:])
                 self._keep_part(data[at : self._at])
                 return False
             marker = self._take_line(data[at:end])
@@ -723,7 +718,7 @@ def find_character_boundary(data: bytes, at: int) -> int:
     return at
 
 
-def measure_complete_characters(data: bytes) -> int:
+def measure_complete_utf8(data: bytes) -> int:
     """Return the size in bytes of `data` without an incomplete character at its end."""
     # Only a character that begins in the last three bytes can be incomplete.
     before = max(len(data) - 3, 0)
@@ -803,7 +798,7 @@ def add_tools_to_path(environment: Mapping[str, str], tools_directory: str) -> d
     return {**environment, "PATH": path, _TOOLS: tools_directory}
 
 
-def build_environment(
+def build_evaluator_environment(
     configured: Mapping[str, str],
     *,
     home: str,
@@ -822,5 +817,5 @@ def build_environment(
         **configured,
         **dict(zip(_OF_EACH_RUN, (home, temporary_directory, str(seed)), strict=True)),
         **{f"{_SUBMISSION_FILE}{field.upper()}": path for field, path in submission.items()},
-        **markers.build_environment(),
+        **markers.build_variables(),
     }

@@ -113,13 +113,13 @@ class TokenTable:
         """The names of the callers."""
         return self._members[None]
 
-    def find_members(self, token: Token) -> dict[str, Set[str]]:
+    def find_supervised_members(self, token: Token) -> dict[str, Set[str]]:
         """Return the names of the members of each group that a token supervises."""
         return {name: self._members.get(name, frozenset()) for name in token.supervised_groups}
 
     def find_permitted_callers(self, token: Token) -> Set[str]:
         """Return the names of the callers whose evaluations a token permits."""
-        return frozenset((token.caller,)).union(*self.find_members(token).values())
+        return frozenset((token.caller,)).union(*self.find_supervised_members(token).values())
 
     def has_access(self, token: Token, owner: str) -> bool:
         """Return whether a token is in the file as it was, and permits evaluations of `owner`."""
@@ -202,7 +202,7 @@ def _parse_line(line: str) -> Token | None:
     )
 
 
-def remove_tokens(text: str, caller: str, digest_prefix: str) -> str:
+def remove_token_lines(text: str, caller: str, digest_prefix: str) -> str:
     """Return the text of a file without the tokens of a caller; other lines stay as they are.
 
     Only tokens go whose SHA-256 begins with the hexadecimal digits `digest_prefix`. Raises:

@@ -158,7 +158,7 @@ class EvaluationService(Service):
         registry.restore_evaluations(self._rows, self._uploads, self.repositories.use_checkout_at)
         self._rows = ()
         if context.archive is not None:
-            context.archive.start()
+            context.archive.enable_removal()
 
     @property
     def evaluations_outlast_daemon(self) -> bool:

@@ -24,7 +24,7 @@ import attrs
 from twisted.internet.endpoints import serverFromString
 
 from tawebeval.config import Configuration
-from tawebeval.core.hosts import CLIENT_HEADER, TrustedProxies
+from tawebeval.core.hosts import FORWARDED_FOR_HEADER, TrustedProxies
 from tawebeval.daemon.configuration import (
     check_sandbox_paths,
     locate_directories,
@@ -356,7 +356,7 @@ def _check_proxies(daemon: ExaminedDaemon) -> CheckResults:
         yield from problems
     else:
         names = ", ".join(http.trusted_proxies)
-        yield f"{names}: clients' addresses are taken from {CLIENT_HEADER}"
+        yield f"{names}: clients' addresses are taken from {FORWARDED_FOR_HEADER}"
 
 
 def _find_proxy_problems(daemon: ExaminedDaemon) -> Iterator[SetupProblem]:

@@ -27,7 +27,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from tawebeval import __version__
-from tawebeval.archive.archive import ArchiveLossReason
+from tawebeval.archive.archive import UnarchivedReason
 from tawebeval.core.evaluations import (
     SHORT_DURATION_BUCKETS,
     EvaluationCounters,
@@ -259,7 +259,7 @@ class DaemonMetrics(Collector):
         tally, fetches = context.counters, context.fetch_slots
         counts = tally.counts_by_state
         known = {state: counts[state] for state in EvaluationState if state not in _FORGOTTEN}
-        yield _counter("evaluations_accepted", "Forms that were accepted.", tally.accepted_count)
+        yield _counter("evaluations_accepted", "Forms that were accepted.", tally.admitted_count)
         yield _gauge("evaluations", "Evaluations that are known, by their state.", known, "state")
         said, ended = "Ends, by the reason of a bad one.", tally.ended_counts_by_state_and_reason
         yield _counter("evaluations_ended", said, ended, "state", "reason")
@@ -319,9 +319,9 @@ class DaemonMetrics(Collector):
 
     def _collect_archive_and_jobs(self) -> Iterator[Metric]:
         archive = self._registry.context.archive
-        losses = dict.fromkeys(get_args(ArchiveLossReason), 0)
+        losses = dict.fromkeys(get_args(UnarchivedReason), 0)
         if archive is not None:
-            losses.update(archive.loss_counts_by_reason)
+            losses.update(archive.unarchived_counts_by_reason)
         done = archive.archival_count if archive else 0
         yield _counter("archived", "Evaluations that were archived.", done)
         yield _counter("not_archived", "Evaluations that were not.", losses, "reason")

@@ -428,7 +428,7 @@ class RecordedStdout:
                 )
         if records:
             self._resume(records[-1])
-        if not (records and records[-1].source.is_last):
+        if not (records and records[-1].source.has_stdout_end):
             marks = self._files.read_batch_marks(self._mark_count)
             self._mark_count += len(marks)
             self._replay(marks)
@@ -441,9 +441,9 @@ class RecordedStdout:
         return last[0].time_ms / 1000 if last else 0.0
 
     def _resume(self, last: _SegmentRecord) -> None:
-        self._mark_count, self._file_count = last.source.end_mark, last.next_file
+        self._mark_count, self._file_count = last.source.end_mark_index, last.next_file
         self.stdout_bytes, self.file_bytes = last.next_stdout_begin, last.file_bytes
-        if not last.source.is_last:
+        if not last.source.has_stdout_end:
             self.parser = SegiParser.make_from_checkpoint(last.next_checkpoint, self.segi_markers)
         self.parser.result_summary = ResultSummary.unpack(last.result_summary)
         self._begin_segment(last.end_cursor, last.next_stdout_begin, last.next_checkpoint, 0)
@@ -497,17 +497,18 @@ class RecordedStdout:
         """Return the events of an evicted segment again. Blocks. Raises: StdoutChanged."""
         source = segment.source
         assert source is not None, "an evicted segment has ended"
-        stdout = self._files.read_stdout(source.stdout_begin, source.stdout_end)
+        stdout = self._files.read_stdout(source.stdout_begin_offset, source.stdout_end_offset)
         if zlib.crc32(stdout) != source.checksum:
             raise StdoutChanged
         log = EventLog(EventMemory(0), segment.begin_cursor, segment.begin_cursor)
         again = RecordedStdout(log, self._files, self.segi_markers, self._read_wall_clock)
         again._drops_new_events = True
-        again.stdout_bytes, again._file_count = source.stdout_begin, source.first_file
+        again.stdout_bytes = source.stdout_begin_offset
+        again._file_count = source.earlier_file_count
         if source.checkpoint:
             again.parser = SegiParser.make_from_checkpoint(source.checkpoint, self.segi_markers)
-        marks = self._files.read_batch_marks(source.first_mark, source.end_mark)
-        again._replay(marks, source.stdout_end)
+        marks = self._files.read_batch_marks(source.first_mark_index, source.end_mark_index)
+        again._replay(marks, source.stdout_end_offset)
         if log.end_cursor != segment.end_cursor or log.segments[0].ring is None:
             raise StdoutChanged
         return log.segments[0].ring

@@ -441,7 +441,7 @@ class EvaluationIndex:
         evaluation = self._by_identifier.get(identifier)
         if (
             evaluation is None or evaluation.details.caller != caller
-        ) and not self._identities.is_issued(identifier, caller):
+        ) and not self._identities.has_issued(identifier, caller):
             raise EvaluationNotFound(malformed=not _IDENTIFIER.fullmatch(identifier))
         if evaluation is not None and (is_reader or not evaluation.details.state.has_ended):
             evaluation.last_request_time = self._clock.seconds()
@@ -451,7 +451,7 @@ class EvaluationIndex:
         """Return which of `callers` owns an evaluation, also a forgotten one; None for none."""
         evaluation = self._by_identifier.get(identifier)
         if evaluation is None:
-            return self._identities.find_caller(identifier, callers)
+            return self._identities.find_owner(identifier, callers)
         return evaluation.details.caller if evaluation.details.caller in callers else None
 
     def find_by_idempotency_key(self, key: str | None, caller: str) -> Evaluation | None:

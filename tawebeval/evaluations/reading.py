@@ -35,7 +35,7 @@ from tawebeval.core.evaluations import (
     EvaluationState,
     ListEntry,
     ListPage,
-    encode_compact_json,
+    encode_json_without_slack,
     make_invalid_cursor_error,
     parse_list_cursor,
 )
@@ -738,7 +738,7 @@ class EvaluationLister:
 def _make_standing_entry(standing: Standing) -> ListEntry:
     return ListEntry(
         "",
-        encode_compact_json(
+        encode_json_without_slack(
             {
                 "caller": standing.caller or None,
                 "problem": standing.problem,

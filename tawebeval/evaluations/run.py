@@ -30,7 +30,7 @@ from twisted.python.failure import Failure
 from tawebeval.config import LimitSettings
 from tawebeval.core.evaluations import Checkout
 from tawebeval.core.events import compute_base64_size
-from tawebeval.core.segi import MAX_FILE_BYTES, FileReference, build_environment
+from tawebeval.core.segi import MAX_SENT_FILE_BYTES, FileReference, build_evaluator_environment
 from tawebeval.deferreds import OneShotEvent
 from tawebeval.errors import (
     EvaluationFailure,
@@ -144,7 +144,7 @@ class Run(ProcessProtocol):
             sandboxed.workspace_view,
         )
         chosen = details.environment.variables if details.environment is not None else {}
-        environment = build_environment(
+        environment = build_evaluator_environment(
             {**self._context.configuration.evaluations.environment, **chosen},
             home=str(view.translate_path(workspace.home_directory)),
             temporary_directory=str(view.translate_path(workspace.temporary_directory)),
@@ -407,7 +407,7 @@ class Run(ProcessProtocol):
             return sandboxed.workspace.read_file(
                 path,
                 sandboxed.workspace.locate_working_directory(directory, self.checkout.path),
-                MAX_FILE_BYTES,
+                MAX_SENT_FILE_BYTES,
                 sandboxed.workspace_view,
             )
 

@@ -22,7 +22,7 @@ from tawebeval.core.evaluations import (
     ArchiveRecord,
     EvaluationState,
     IdentifierIssuer,
-    encode_compact_json,
+    encode_json_without_slack,
 )
 from tawebeval.core.form import EvaluationRequest, draw_seed, pack_request, unpack_request
 from tawebeval.core.tokens import ANONYMOUS_CALLER
@@ -546,7 +546,7 @@ class EvaluationRegistry:
             return
         callback.state = CallbackState.PENDING
         if not callback.document:
-            callback.document = encode_compact_json(build_status_document(evaluation, None))
+            callback.document = encode_json_without_slack(build_status_document(evaluation, None))
 
         async def store() -> None:
             evaluation.save()

@@ -58,7 +58,7 @@ def queue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let a new evaluation enter the queue, and run as soon as there is a slot."""
     details, context = evaluation.details, evaluation.context
     details.state_times.setdefault("created", evaluation.wall_clock.read())
-    context.counters.record_accepted_evaluation()
+    context.counters.record_admission()
     log.info(
         "{evaluation}: {state}; caller {caller!r}, commit {commit}", **make_log_fields(details)
     )

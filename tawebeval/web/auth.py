@@ -144,7 +144,7 @@ class Authentication:
 
     def find_members(self, token: Token) -> dict[str, list[str]]:
         """Return the members of each group that a token supervises, by the group's name."""
-        groups = {} if self._tokens is None else self._tokens.find_members(token)
+        groups = {} if self._tokens is None else self._tokens.find_supervised_members(token)
         return {name: sorted(members) for name, members in sorted(groups.items())}
 
     def find_permitted_callers(self, token: Token) -> Set[str]:

@@ -11,8 +11,8 @@ from twisted.web.http import NO_CONTENT
 from twisted.web.http_headers import Headers
 
 from tawebeval.core.events import (
-    EVENT_STREAM,
-    JSON_LINES,
+    EVENT_STREAM_FRAMING,
+    JSON_LINES_FRAMING,
     EventPage,
     EventsEvicted,
 )
@@ -47,9 +47,9 @@ from tawebeval.web.streams import (
 
 PAGE_MEDIA_TYPE = "application/json"
 STREAM_FRAMINGS = {
-    "text/event-stream": EVENT_STREAM,
-    "application/jsonl": JSON_LINES,
-    "application/x-ndjson": JSON_LINES,
+    "text/event-stream": EVENT_STREAM_FRAMING,
+    "application/jsonl": JSON_LINES_FRAMING,
+    "application/x-ndjson": JSON_LINES_FRAMING,
 }
 OFFERED_MEDIA_TYPES = (PAGE_MEDIA_TYPE, *STREAM_FRAMINGS)
 

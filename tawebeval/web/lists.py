@@ -29,7 +29,7 @@ from tawebeval.config import Configuration
 from tawebeval.core.budgets import Budget, SharedResource
 from tawebeval.core.evaluations import (
     ListPage,
-    MergedListCursor,
+    MultiDaemonListCursor,
     make_invalid_cursor_error,
     merge_list_pages,
     parse_list_page,
@@ -154,7 +154,7 @@ class EvaluationLists:
         """Return the list over all daemons: a part of each, `MAX_PAGE_EVALUATIONS` in all."""
         service = self._registry.context.configuration.service
         own, others = service.name, service.other_daemons
-        before = MergedListCursor.parse(after, (own, *others))
+        before = MultiDaemonListCursor.parse(after, (own, *others))
         cursors = before.find_unfinished_cursors((own, *others))
         limit = max(1, MAX_PAGE_EVALUATIONS // max(1, len(cursors)))
         parts: dict[str, ListPage] = {}
@@ -266,7 +266,7 @@ def _make_page(after: str, listing: Any) -> dict[str, Any]:
     return {
         "begin": after or None,
         "end": listing.end_cursor,
-        "data": [entry.json_fragment for entry in listing.entries],
+        "data": [entry.orjson_fragment for entry in listing.entries],
     }
 
 

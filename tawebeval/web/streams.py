@@ -30,7 +30,7 @@ from twisted.web.websocket import WebSocketResource, WebSocketTransport
 from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION
 from zope.interface import implementer
 
-from tawebeval.core.events import WEBSOCKET_MESSAGES, EventBatch, StreamFraming
+from tawebeval.core.events import WEBSOCKET_FRAMING, EventBatch, StreamFraming
 from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import Condition
 from tawebeval.errors import (
@@ -339,7 +339,7 @@ async def send_websocket_messages(
         request.registerProducer(flow, True)
         try:
             ping = events.transport.ping
-            await write_events(subscription, flow, WEBSOCKET_MESSAGES, channel.write, ping)
+            await write_events(subscription, flow, WEBSOCKET_FRAMING, channel.write, ping)
         except CancelledError:  # the client has gone
             raise
         except DiscardedCursor:

@@ -124,7 +124,7 @@ class ArchiveTestCase(SynchronousTestCase):
             lambda seconds: f"{seconds:.3f}",
             lambda: self.now,
         )
-        self.archive.start()
+        self.archive.enable_removal()
         return self.archive
 
     def run_now(self, coroutine: Any) -> Any:
@@ -232,7 +232,7 @@ class StoringTests(ArchiveTestCase):
         said = self.messages(lambda: self.assertFalse(self.store()))
         self.assertIn(f"not archived ({reason}): {message}", said[-1])
         self.assertEqual(
-            self.archive.loss_counts_by_reason, {"disk": 0, "size": 0, "defect": 0, reason: 1}
+            self.archive.unarchived_counts_by_reason, {"disk": 0, "size": 0, "defect": 0, reason: 1}
         )
         self.assertEqual(self.list_names(), [])
         self.assertFalse(list(self.root.glob("**/*.part")))
@@ -309,7 +309,7 @@ class RemovalTests(ArchiveTestCase):
 
     def remove(self) -> list[str]:
         """Remove what is due; return the names that are left."""
-        self.run_now(self.archive.remove_excess())
+        self.run_now(self.archive.remove_excess_evaluations())
         return self.list_names()
 
     def test_evaluations_over_the_age_are_removed(self) -> None:
@@ -325,7 +325,7 @@ class RemovalTests(ArchiveTestCase):
         settings = ArchiveSettings(enabled=True)
         archive = EvaluationArchive(self.root, settings, 0, self.rows, threads, threads, str)
         self.now = NOW + 100 * DAY
-        self.run_now(archive.remove_excess())
+        self.run_now(archive.remove_excess_evaluations())
         self.assertEqual(self.list_names(), ["one"])
 
     def test_removal_keeps_the_row_of_an_evaluation_that_the_registry_still_has(self) -> None:
@@ -392,7 +392,7 @@ class RemovalTests(ArchiveTestCase):
         flush = self.patch(FakeStore, "flush", fail)
         delete = self.patch(FakeStore, "delete", lambda rows, name: None)
         for _ in range(2):
-            removing = Deferred.fromCoroutine(self.archive.remove_excess())
+            removing = Deferred.fromCoroutine(self.archive.remove_excess_evaluations())
             self.failureResultOf(removing, StoreError)
         flush.restore()
         delete.restore()
@@ -414,7 +414,7 @@ class RemovalTests(ArchiveTestCase):
         for number in range(50):
             store(f"waits {number}")
         self.now = NOW + 1000 * DAY
-        removing = Deferred.fromCoroutine(self.archive.remove_excess())
+        removing = Deferred.fromCoroutine(self.archive.remove_excess_evaluations())
         for number in range(4 * WRITER_THREADS):
             store(f"comes {number}")
             threads.step()
@@ -479,7 +479,7 @@ class StartTests(ArchiveTestCase):
             self.open()
         self.store("two")
         self.assertEqual(self.archive.evaluation_count, 1)
-        self.run_now(self.archive.remove_excess())
+        self.run_now(self.archive.remove_excess_evaluations())
         self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (2, 2 * size))
 
     def test_evaluation_archived_during_the_count_at_the_start_is_counted_once(self) -> None:
@@ -496,7 +496,7 @@ class StartTests(ArchiveTestCase):
 
         ended = EndedEvaluation("two", "alice", {"status": {}}, lambda: make_ring(3))
         stored = Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
-        counted = Deferred.fromCoroutine(self.archive.remove_excess())
+        counted = Deferred.fromCoroutine(self.archive.remove_excess_evaluations())
         committed.callback(None)
         self.assertTrue(self.successResultOf(stored))
         self.successResultOf(counted)

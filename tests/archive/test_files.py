@@ -74,7 +74,7 @@ class FileTestCase(SynchronousTestCase):
     """A file with small frames."""
 
     def setUp(self) -> None:
-        self.patch(files, "FRAME_BYTES", 500)
+        self.patch(files, "UNCOMPRESSED_FRAME_BYTES", 500)
         self.path = Path(self.mktemp())
 
     def write(self, batches: Batches, batches_per_ring: int = 2, max_bytes: int = PLENTY) -> int:

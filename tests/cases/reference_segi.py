@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from tawebeval.core.segi import MAX_HEADER_BYTES, MAX_PATH_BYTES, Markers, PrintedFile
+from tawebeval.core.segi import MAX_FILE_HEADERS_BYTES, MAX_PATH_BYTES, Markers, PrintedFile
 from tests.cases.strategies import (
     BYTE_BY_BYTE,
     BYTE_BY_BYTE_FLUSHED,
@@ -159,7 +159,7 @@ def _content(block: list[bytes], limit: int, files: Files) -> PrintedFile:
         raise _Refused
     head = b"".join(line + b"\n" for line in block[: empty[0]])
     body = b"\n".join(block[empty[0] + 1 :])
-    if len(head + block[empty[0]]) > MAX_HEADER_BYTES or len(body) > limit:
+    if len(head + block[empty[0]]) > MAX_FILE_HEADERS_BYTES or len(body) > limit:
         raise _Refused
     headers = _headers(head.decode("utf-8", "replace").split("\n")[:-1])
     name = _disposition(headers.get("content-disposition", "a"))

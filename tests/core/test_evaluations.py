@@ -30,7 +30,7 @@ from tawebeval.core.evaluations import (
     IllegalTransition,
     ListEntry,
     ListPage,
-    MergedListCursor,
+    MultiDaemonListCursor,
     check_transition,
     make_list_page,
     merge_list_pages,
@@ -98,12 +98,12 @@ class EvaluationTests(SynchronousTestCase):
     ) -> None:
         tally = EvaluationCounters()
         for life in all_lives:
-            tally.record_accepted_evaluation()
+            tally.record_admission()
             for before, after in pairwise(life):
                 tally.record_transition(
                     before, after, 2.0, "exit" if after is EvaluationState.FAILED else ""
                 )
-        self.assertEqual(tally.accepted_count, len(all_lives))
+        self.assertEqual(tally.admitted_count, len(all_lives))
         for state in EvaluationState:
             there = sum(life[-1] is state for life in all_lives)
             been = sum(life.count(state) for life in all_lives)
@@ -125,8 +125,8 @@ class EvaluationTests(SynchronousTestCase):
     def test_restored_evaluation_is_counted_in_its_state_and_not_as_accepted(self) -> None:
         counters = EvaluationCounters()
         counters.record_restored_evaluation(EvaluationState.RUNNING)
-        counters.record_accepted_evaluation()
-        self.assertEqual(counters.accepted_count, 1)
+        counters.record_admission()
+        self.assertEqual(counters.admitted_count, 1)
         self.assertEqual(counters.counts_by_state[EvaluationState.RUNNING], 1)
 
     def test_evaluation_that_ends_without_a_fault_clears_the_latest_fault(self) -> None:
@@ -165,7 +165,7 @@ class IssuedTests(SynchronousTestCase):
     def test_identifiers_of_another_key_are_not_recognised(self, drawn: bytes, key: bytes) -> None:
         if key == KEY:
             return
-        assert not IdentifierIssuer(KEY, os.urandom).is_issued(
+        assert not IdentifierIssuer(KEY, os.urandom).has_issued(
             IdentifierIssuer(key, repeating(drawn)).issue_identifier()
         )
 
@@ -185,7 +185,7 @@ class IssuedTests(SynchronousTestCase):
             identifier[:place],
             identifier.upper(),
         ):
-            assert identities.is_issued(changed) == (changed == identifier), changed
+            assert identities.has_issued(changed) == (changed == identifier), changed
 
     def test_repr_of_the_issuer_has_no_key(self) -> None:
         self.assertNotIn(repr(KEY)[2:-1], repr(IdentifierIssuer(KEY, os.urandom)))
@@ -196,8 +196,8 @@ class IssuedTests(SynchronousTestCase):
     ) -> None:
         identities = IdentifierIssuer(KEY, repeating(drawn))
         identifier = identities.issue_identifier(caller)
-        assert identities.is_issued(identifier, caller)
-        assert identities.is_issued(identifier, other) == (caller == other)
+        assert identities.has_issued(identifier, caller)
+        assert identities.has_issued(identifier, other) == (caller == other)
 
     @given(draws, names, names, st.text(max_size=5))
     def test_identifier_begins_with_the_daemons_name(
@@ -212,7 +212,7 @@ class IssuedTests(SynchronousTestCase):
             # Nor is it that daemon's with the name changed, whether it has one or not.
             for written in (identifier, f"{read}-{own}", own):
                 expected = read == name and written == identifier
-                self.assertEqual(daemon.is_issued(written, caller), expected, (read, written))
+                self.assertEqual(daemon.has_issued(written, caller), expected, (read, written))
 
     def test_identifier_that_was_issued_once_stays_valid_in_later_versions(self) -> None:
         for name, identifier in (
@@ -247,7 +247,7 @@ class FakeDaemon:
 
 def identify(entry: ListEntry) -> str:
     """Return the identifier of an entry."""
-    identifier: str = orjson.loads(orjson.dumps(entry.json_fragment))["evaluation_id"]
+    identifier: str = orjson.loads(orjson.dumps(entry.orjson_fragment))["evaluation_id"]
     return identifier
 
 
@@ -273,7 +273,7 @@ class JointListTests(SynchronousTestCase):
         after = ""
         for attempt in range(100):
             self.assertRegex(after, r"\A[A-Za-z0-9_-]*\Z")
-            cursor = MergedListCursor.parse(after, NAMES)
+            cursor = MultiDaemonListCursor.parse(after, NAMES)
             asked = cursor.find_unfinished_cursors(NAMES)
             # In the end all are there, so that a client that asks again comes to an end.
             away = data.draw(st.sets(st.sampled_from(NAMES))) if attempt < 20 else set()
@@ -304,15 +304,15 @@ class JointListTests(SynchronousTestCase):
             name: make_list_page(None, [{"created": each} for each in sorted(created)])
             for name, created in zip(NAMES, times, strict=False)
         }
-        joint = merge_list_pages(MergedListCursor(), parts, parts)
+        joint = merge_list_pages(MultiDaemonListCursor(), parts, parts)
         found = [entry.created_time for entry in joint.entries]
         self.assertEqual(found, sorted(chain(*times)))
 
     def test_joint_list_has_a_next_page_only_if_an_unfinished_daemon_answers(self) -> None:
         whole = make_list_page(None, [])
-        first = merge_list_pages(MergedListCursor(), ["a", "b2"], {"a": whole})
+        first = merge_list_pages(MultiDaemonListCursor(), ["a", "b2"], {"a": whole})
         self.assertEqual(first, ListPage("a", []))
-        place = MergedListCursor.parse("a", NAMES)
+        place = MultiDaemonListCursor.parse("a", NAMES)
         self.assertEqual(place.find_unfinished_cursors(["b2", "a"]), {"b2": None})
         last = merge_list_pages(place, ["b2"], {})
         self.assertEqual(last, ListPage(None, []))
@@ -327,8 +327,8 @@ class CursorTests(SynchronousTestCase):
 
     @given(cursors)
     def test_cursor_is_read_as_it_was_written(self, places: dict[str, str | None]) -> None:
-        text = str(MergedListCursor(places))
-        self.assertEqual(MergedListCursor.parse(text, NAMES).cursors_by_daemon, places)
+        text = str(MultiDaemonListCursor(places))
+        self.assertEqual(MultiDaemonListCursor.parse(text, NAMES).cursors_by_daemon, places)
 
     def test_malformed_list_cursor_is_refused(self) -> None:
         for text in (
@@ -336,7 +336,7 @@ class CursorTests(SynchronousTestCase):
             *("a-1x", "a b2", "a-1\n"),
         ):
             with self.assertRaises(InvalidCursor, msg=text):
-                MergedListCursor.parse(text, NAMES)
+                MultiDaemonListCursor.parse(text, NAMES)
         for text in ("", "0", "01", "-1", "1_", "٣"):
             error = self.assertRaises(InvalidCursor, parse_list_cursor, text)
             self.assertIn("begin again without `after`", str(error))
@@ -353,7 +353,7 @@ class AnswerTests(SynchronousTestCase):
         part = self.parse()
         self.assertEqual(part.end_cursor, "1")
         self.assertEqual(
-            orjson.dumps([one.json_fragment for one in part.entries]),
+            orjson.dumps([one.orjson_fragment for one in part.entries]),
             b'[{"evaluation_id":"a-1","created":"2026","new":[1]}]',
         )
 

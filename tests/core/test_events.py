@@ -10,9 +10,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.events import (
     EMPTY_BATCH,
-    EVENT_STREAM,
-    JSON_LINES,
-    WEBSOCKET_MESSAGES,
+    EVENT_STREAM_FRAMING,
+    JSON_LINES_FRAMING,
+    WEBSOCKET_FRAMING,
     EventBatch,
     compute_base64_size,
     encode_data_event,
@@ -185,9 +185,9 @@ class ServerSentTests(SynchronousTestCase):
         batch = joined(batches)
         source = EventSource()
         source.feed(
-            EVENT_STREAM.first_bytes
+            EVENT_STREAM_FRAMING.first_bytes
             + encode_server_sent_events(first, batch)
-            + EVENT_STREAM.heartbeat_bytes
+            + EVENT_STREAM_FRAMING.heartbeat_bytes
         )
         assert [json.loads(event.data) for event in source.events] == [
             json.loads(line) for line in batch.lines.split(b"\n")[:-1]
@@ -199,7 +199,7 @@ class ServerSentTests(SynchronousTestCase):
 
     def test_stream_ends_with_an_end_event(self) -> None:
         source = EventSource()
-        source.feed(EVENT_STREAM.last_bytes)
+        source.feed(EVENT_STREAM_FRAMING.last_bytes)
         (event,) = source.events
         self.assertEqual((event.type, event.data, event.last_event_id), ("end", "null", "end"))
 
@@ -223,15 +223,15 @@ class MessageTests(SynchronousTestCase):
     def test_each_event_is_a_message(self, first: int, batches: list[EventBatch]) -> None:
         batch = joined(batches)
         assert (
-            unframe(WEBSOCKET_MESSAGES.encode_events(first, batch)) == batch.lines.split(b"\n")[:-1]
+            unframe(WEBSOCKET_FRAMING.encode_events(first, batch)) == batch.lines.split(b"\n")[:-1]
         )
 
 
 class LineTests(SynchronousTestCase):
     def test_json_lines_stream_is_the_batch_itself_without_heartbeats(self) -> None:
         batch = encode_data_event(b"1")
-        self.assertIs(JSON_LINES.encode_events(7, batch), batch.lines)
-        for framing in (JSON_LINES, WEBSOCKET_MESSAGES):
+        self.assertIs(JSON_LINES_FRAMING.encode_events(7, batch), batch.lines)
+        for framing in (JSON_LINES_FRAMING, WEBSOCKET_FRAMING):
             self.assertEqual(
                 (framing.first_bytes, framing.last_bytes, framing.heartbeat_bytes), (b"", b"", b"")
             )

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.segi import (
-    MAX_HEADER_BYTES,
+    MAX_FILE_HEADERS_BYTES,
     MAX_PATH_BYTES,
-    FileBlock,
+    FileBlockCollector,
     FileBlockError,
     FileReference,
     PrintedFile,
@@ -31,7 +31,7 @@ PARAMETER_PIECES = (
 
 def parse(block: bytes, limit: int = LIMIT) -> PrintedFile | FileReference:
     """Take a block whose end marker is to be added."""
-    gathered = FileBlock(END, limit)
+    gathered = FileBlockCollector(END, limit)
     assert gathered.feed(block + b"\n" + END + b"\n") == b""
     return gathered.parse_file()
 
@@ -39,14 +39,14 @@ def parse(block: bytes, limit: int = LIMIT) -> PrintedFile | FileReference:
 class FeedTests(SynchronousTestCase):
     def test_feed_returns_the_bytes_after_the_line_of_the_end_marker(self) -> None:
         for rest in (b"", b"x", b"\n", b"\n~FE\n", b"~FE\n"):
-            self.assertEqual(FileBlock(END, LIMIT).feed(b"\nbody\n~FE\n" + rest), rest)
+            self.assertEqual(FileBlockCollector(END, LIMIT).feed(b"\nbody\n~FE\n" + rest), rest)
 
     @given(any_bytes, st.lists(st.integers(1, 9)))
     def test_block_cut_anywhere_has_the_same_end_and_result(
         self, data: bytes, sizes: list[int]
     ) -> None:
         data += b"\n~FE\nrest"
-        whole, cut = FileBlock(END, 10), FileBlock(END, 10)
+        whole, cut = FileBlockCollector(END, 10), FileBlockCollector(END, 10)
         rest = whole.feed(data)
         assert rest is not None
         for size in sizes:
@@ -59,8 +59,8 @@ class FeedTests(SynchronousTestCase):
 
     def test_block_over_the_limit_gives_the_same_error_however_it_is_read(self) -> None:
         for more in range(-2, len(END) + 4):
-            size = MAX_HEADER_BYTES + LIMIT + len(b"\n\n") + more
-            whole, cut = FileBlock(END, LIMIT), FileBlock(END, LIMIT)
+            size = MAX_FILE_HEADERS_BYTES + LIMIT + len(b"\n\n") + more
+            whole, cut = FileBlockCollector(END, LIMIT), FileBlockCollector(END, LIMIT)
             block = b"x" * size + b"\n" + END + b"\n"
             self.assertEqual(whole.feed(block), b"")
             self.assertIsNone(cut.feed(block[:-1]))
@@ -68,7 +68,7 @@ class FeedTests(SynchronousTestCase):
             self.assertEqual(outcome(whole), outcome(cut), more)
 
 
-def outcome(block: FileBlock) -> object:
+def outcome(block: FileBlockCollector) -> object:
     """Return what a block says, be it an error; any other exception goes through."""
     try:
         return block.parse_file()
@@ -216,7 +216,7 @@ class LimitTests(SynchronousTestCase):
 
     def test_headers_have_a_limit_apart_from_the_body(self) -> None:
         line = b"X-Long: "
-        longest = line + b"x" * (MAX_HEADER_BYTES - len(line) - 1)
+        longest = line + b"x" * (MAX_FILE_HEADERS_BYTES - len(line) - 1)
         self.assertEqual(parse(longest + b"\n\nx").filename, "file")
         with self.assertRaises(FileBlockError):
             parse(longest + b"x\n\nx")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import (
-    UNIX_SOCKET_KEYWORD,
+    UNIX_PROXIES_KEYWORD,
     HostPolicy,
     ResolvedGitRemote,
     ServerAddress,
@@ -225,7 +225,7 @@ class RouteTests(SynchronousTestCase):
         self.check("http://8.8.8.8/x", "8.8.8.8", ResolvedGitRemote("http://8.8.8.8/x"))
 
 
-TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX_SOCKET_KEYWORD)
+TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX_PROXIES_KEYWORD)
 PLAIN = TrustedProxies.parse(TRUSTED)
 
 ADDRESSES = st.ip_addresses().map(str)
@@ -307,14 +307,14 @@ class TrustedProxyTests(SynchronousTestCase):
             *(("2001:db8:1:2::3", True), ("2001:db8:2::", False), ("", False), ("unix", False)),
         ):
             self.assertEqual(PLAIN.is_trusted(address), trusted, address)
-            self.assertFalse(TrustedProxies.parse((UNIX_SOCKET_KEYWORD,)).is_trusted(address))
+            self.assertFalse(TrustedProxies.parse((UNIX_PROXIES_KEYWORD,)).is_trusted(address))
         self.assertTrue(PLAIN.trusts_unix_sockets)
         self.assertFalse(TrustedProxies.parse(("::1",)).trusts_unix_sockets)
 
     def test_wide_and_public_networks_of_proxies_are_found(self) -> None:
         fine = ("192.0.2.1", "2001:db8::1", "10.0.0.0/8", "127.0.0.0/30", "fd00::/8")
         wide = ("0.0.0.0/0", "::/0", "10.0.0.0/7", "192.0.2.0/31", "2001:db8::/64")
-        proxies = TrustedProxies.parse((*fine, UNIX_SOCKET_KEYWORD, *wide))
+        proxies = TrustedProxies.parse((*fine, UNIX_PROXIES_KEYWORD, *wide))
         self.assertEqual(tuple(proxies.find_public_networks()), wide)
 
 

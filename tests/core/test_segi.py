@@ -19,9 +19,9 @@ from tawebeval.core.segi import (
     PrintedFile,
     SegiParser,
     add_tools_to_path,
-    build_environment,
+    build_evaluator_environment,
     is_reserved_variable,
-    measure_complete_characters,
+    measure_complete_utf8,
     split_long_lines,
 )
 from tests.cases import reference_segi
@@ -387,8 +387,8 @@ class MemoryTests(SynchronousTestCase):
 
 class MarkersTests(SynchronousTestCase):
     def test_each_run_has_new_markers_that_are_no_json(self) -> None:
-        drawn = [*Markers.generate(os.urandom).build_environment().values()]
-        drawn += Markers.generate(os.urandom).build_environment().values()
+        drawn = [*Markers.generate(os.urandom).build_variables().values()]
+        drawn += Markers.generate(os.urandom).build_variables().values()
         self.assertEqual(len(set(drawn)), 8)
         for marker in drawn:
             events = parse(b"~DB\n" + marker.encode() + b"\n~DE\n", max_value=99)
@@ -405,7 +405,7 @@ class MarkersTests(SynchronousTestCase):
         markers = Markers.generate(random)
         self.assertEqual(len(asked), 4)
         self.assertGreaterEqual(min(asked) * 8, 80)
-        for number, marker in enumerate(markers.build_environment().values(), 1):
+        for number, marker in enumerate(markers.build_variables().values(), 1):
             self.assertIn((bytes([number]) * asked[0]).hex(), marker)
 
     def test_parser_recognises_generated_markers(self) -> None:
@@ -475,8 +475,8 @@ class ReservedTests(SynchronousTestCase):
             "submission": {"source": "/source"},
             "markers": Markers.generate(bytes),
         }
-        for name in build_environment({}, **run):
-            seen = build_environment({name: "configured"}, **run)[name]
+        for name in build_evaluator_environment({}, **run):
+            seen = build_evaluator_environment({name: "configured"}, **run)[name]
             self.assertEqual(seen == "configured", not is_reserved_variable(name), name)
 
 
@@ -519,7 +519,7 @@ class CompleteTests(SynchronousTestCase):
             (b"a\x80", 2),
             (b"\xf0\x9f\x98\n", 4),
         ):
-            self.assertEqual(measure_complete_characters(data), length, data)
+            self.assertEqual(measure_complete_utf8(data), length, data)
 
 
 class PiecesTests(SynchronousTestCase):

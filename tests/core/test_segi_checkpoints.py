@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
 from tawebeval.core.events import EventBatch
-from tawebeval.core.segi import MAX_HEADER_BYTES, Markers, SegiParser
+from tawebeval.core.segi import MAX_FILE_HEADERS_BYTES, Markers, SegiParser
 from tawebeval_client.results import ResultSummary
 from tests.cases.strategies import (
     MARKERS,
@@ -45,8 +45,8 @@ outputs = st.lists(
             [
                 b'~DB\n{"type":"progress","done":1,"total":2}\n~DE\n',
                 b"\n~DB\n[\n" + b"1\n" * 9,
-                b"\n~FB\n" + b"x" * (MAX_HEADER_BYTES + MAX_FILE + 20),
-                b"\n~FB\n\n" + b"x\n" * (MAX_HEADER_BYTES + MAX_FILE) + b"~FE\n",
+                b"\n~FB\n" + b"x" * (MAX_FILE_HEADERS_BYTES + MAX_FILE + 20),
+                b"\n~FB\n\n" + b"x\n" * (MAX_FILE_HEADERS_BYTES + MAX_FILE) + b"~FE\n",
                 b"\n~FB\nX-SEGI-As: path\n\na\n~FE\n",
                 b"\n~FB\nX-SEGI-As: path\n\nrefused\n~FE\n~DB\n1\n~DE\n",
             ]
@@ -192,7 +192,7 @@ class CutTests(SynchronousTestCase):
             b"~DB\n~DB\n" + b"x" * 2 * MAX_VALUE + b"\n" + b"x" * 2 * MAX_VALUE + b"\n~DE\n",
             b"\xf0\x9f\x98\x80\xf0\x9f\x98\n\xf0\x9f",
             b"~FB\nX-SEGI-As: path\n\na\n~FE\n~FB\nX-SEGI-As: path\n\nrefused\n~FE\n~DB\n0\n~DE\n",
-            b"~FB\n\n" + b"x" * (MAX_HEADER_BYTES + MAX_FILE + 30) + b"\n~FE\na",
+            b"~FB\n\n" + b"x" * (MAX_FILE_HEADERS_BYTES + MAX_FILE + 30) + b"\n~FE\na",
         ):
             self.check(stdout)
             self.check(stdout, in_parts=True)
@@ -209,7 +209,7 @@ class ResumeDistanceTests(SynchronousTestCase):
     def check(self, start: bytes, piece: bytes, sizes: Sequence[int] = (READ, 1000)) -> None:
         """Hold the number to its bound in 1 MB of pieces after `start`, also after a resume."""
         limit = 20_000
-        bound = limit + READ + MAX_HEADER_BYTES
+        bound = limit + READ + MAX_FILE_HEADERS_BYTES
         for size in sizes:
             parser = SegiParser(MARKERS, max_value=limit, max_file=limit)
             parser.feed(start)

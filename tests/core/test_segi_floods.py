@@ -13,7 +13,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from benchmarks.floods import FILE, VALUE, floods
 from tawebeval.core.events import EventBatch, compute_base64_size
-from tawebeval.core.segi import MAX_BYTES_PARSED_PER_CALL, MAX_HEADER_BYTES, Markers, SegiParser
+from tawebeval.core.segi import (
+    MAX_BYTES_PARSED_PER_CALL,
+    MAX_FILE_HEADERS_BYTES,
+    Markers,
+    SegiParser,
+)
 
 READ = 64 * 1024
 
@@ -24,7 +29,9 @@ EXPANSION = 33
 """Bytes of events that a byte of text becomes at most: lines of one control character."""
 
 MOST_EVENTS = MAX_BYTES_PARSED_PER_CALL + max(
-    EXPANSION * (READ + READ // 3), compute_base64_size(FILE) + 6 * MAX_HEADER_BYTES, VALUE + 100
+    EXPANSION * (READ + READ // 3),
+    compute_base64_size(FILE) + 6 * MAX_FILE_HEADERS_BYTES,
+    VALUE + 100,
 )
 """Bytes in one turn: the 3.5 MiB of docs/scale.md, with the default limits."""
 

@@ -21,7 +21,7 @@ from tawebeval.core.tokens import (
     find_bearer_link,
     generate_token,
     parse_tokens,
-    remove_tokens,
+    remove_token_lines,
 )
 from tawebeval.errors import ConfigurationError, Unauthorized
 
@@ -157,8 +157,10 @@ class NewTokenTests(SynchronousTestCase):
         lines.append(add("teacher", supervised_groups=["g", "none"]))
         tokens = parse_tokens("\n".join(lines))
         *_, eve, teacher = tokens.tokens
-        self.assertEqual(tokens.find_members(teacher), {"g": {"ann", "bob"}, "none": frozenset()})
-        self.assertEqual(tokens.find_members(eve), {})
+        self.assertEqual(
+            tokens.find_supervised_members(teacher), {"g": {"ann", "bob"}, "none": frozenset()}
+        )
+        self.assertEqual(tokens.find_supervised_members(eve), {})
         for token, owner, is_permitted in (
             (teacher, "ann", True), (teacher, "teacher", True), (teacher, "eve", False),
             (eve, "eve", True), (eve, "ann", False), (tokens.tokens[0], "bob", False),
@@ -181,11 +183,11 @@ class NewTokenTests(SynchronousTestCase):
     def test_removal_of_tokens_keeps_other_lines_and_the_last_token(self) -> None:
         one, two = (f"a sha256:{digit * 64}" for digit in "12")
         text = f"# a\r\n{one}\n {two} \nb sha256:{'3' * 64}"
-        self.assertEqual(remove_tokens(text, "a", "2"), f"# a\r\n{one}\nb sha256:{'3' * 64}")
-        self.assertEqual(remove_tokens(text, "a", ""), f"# a\r\nb sha256:{'3' * 64}")
+        self.assertEqual(remove_token_lines(text, "a", "2"), f"# a\r\n{one}\nb sha256:{'3' * 64}")
+        self.assertEqual(remove_token_lines(text, "a", ""), f"# a\r\nb sha256:{'3' * 64}")
         for caller, prefix in (("c", ""), ("a", "3"), ("b", "1")):
-            self.assertRaises(ConfigurationError, remove_tokens, text, caller, prefix)
-        self.assertRaises(ConfigurationError, remove_tokens, f"# x\n{one}\n", "a", "")
+            self.assertRaises(ConfigurationError, remove_token_lines, text, caller, prefix)
+        self.assertRaises(ConfigurationError, remove_token_lines, f"# x\n{one}\n", "a", "")
 
     def test_malformed_list_of_problems_is_refused(self) -> None:
         _, line = generate_token("a", os.urandom)

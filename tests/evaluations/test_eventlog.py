@@ -361,8 +361,10 @@ class ChangedStdoutTests(SynchronousTestCase):
         self.recorded.finish()
         for log in (self.recorded.event_log, self.restore().event_log):
             sources = [one.source for one in log.segments if one.source is not None]
-            self.assertEqual(sources[-1].stdout_end, self.recorded.stdout_bytes)
-            self.assertLess(max(one.stdout_end - one.stdout_begin for one in sources), 200_000)
+            self.assertEqual(sources[-1].stdout_end_offset, self.recorded.stdout_bytes)
+            self.assertLess(
+                max(one.stdout_end_offset - one.stdout_begin_offset for one in sources), 200_000
+            )
 
     def test_files_of_acknowledged_events_are_removed(self) -> None:
         for number in range(40):

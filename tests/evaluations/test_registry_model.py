@@ -30,7 +30,7 @@ from tawebeval.core import events as core_events
 from tawebeval.core.evaluations import Checkout, IdentifierIssuer
 from tawebeval.core.events import (
     ALL_RECEIVED_CURSOR,
-    JSON_LINES,
+    JSON_LINES_FRAMING,
     EventPage,
     make_empty_last_page,
 )
@@ -123,7 +123,7 @@ class Stream:
 
     def begin(self) -> None:
         self.over = Deferred.fromCoroutine(
-            write_events(self.subscription, self.flow, JSON_LINES, self.write, lambda: None)
+            write_events(self.subscription, self.flow, JSON_LINES_FRAMING, self.write, lambda: None)
         )
         self.over.addErrback(self.on_error)
 

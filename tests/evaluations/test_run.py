@@ -505,8 +505,8 @@ class PropertyTests(RunTestCase):
     limits = LimitSettings(wall_clock=10**6)
 
     def setUp(self) -> None:
-        self.patch(segi, "MAX_VALUE_BYTES", MAX_VALUE)
-        self.patch(segi, "MAX_FILE_BYTES", MAX_FILE)
+        self.patch(segi, "MAX_DATA_VALUE_BYTES", MAX_VALUE)
+        self.patch(segi, "MAX_SENT_FILE_BYTES", MAX_FILE)
         super().setUp()
         self.patch(segi, "MAX_BYTES_PARSED_PER_CALL", 300)
 

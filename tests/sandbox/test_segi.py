@@ -46,7 +46,7 @@ def print_by(send: Callable[[], object]) -> list[Any]:
     """Return the events of what `send` prints in the middle of a line."""
     stdout, environment = sys.stdout, dict(os.environ)
     sys.stdout = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    os.environ.update(MARKERS.build_environment())
+    os.environ.update(MARKERS.build_variables())
     try:
         print("before", end="")
         send()

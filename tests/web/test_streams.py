@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.events import EVENT_STREAM, EventBatch
+from tawebeval.core.events import EVENT_STREAM_FRAMING, EventBatch
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.web import streams
 from tests.cases.web import END, StreamTestCase
@@ -263,17 +263,17 @@ class StartTests(StreamTestCase):
 class FramingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.encoded: list[int] = []
-        self.framing = attrs.evolve(EVENT_STREAM, encode_events=self.encode)
+        self.framing = attrs.evolve(EVENT_STREAM_FRAMING, encode_events=self.encode)
         self.batches = streams.FramedBatches()
 
     def encode(self, begin_cursor: int, batch: EventBatch) -> bytes:
         self.encoded.append(begin_cursor)
-        return EVENT_STREAM.encode_events(begin_cursor, batch)
+        return EVENT_STREAM_FRAMING.encode_events(begin_cursor, batch)
 
     def frame(self, begin_cursor: int, lines: bytes) -> None:
         batch = EventBatch(lines.count(b"\n"), lines)
         framed = self.batches.frame(self.framing, begin_cursor, batch)
-        self.assertEqual(framed, EVENT_STREAM.encode_events(begin_cursor, batch))
+        self.assertEqual(framed, EVENT_STREAM_FRAMING.encode_events(begin_cursor, batch))
 
     def test_batch_is_framed_once_for_all_readers_at_the_same_place(self) -> None:
         for _ in range(150):

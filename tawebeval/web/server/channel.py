@@ -46,7 +46,7 @@ from wsproto.utilities import LocalProtocolError
 
 from tawebeval.config import Configuration
 from tawebeval.core.hosts import (
-    CLIENT_HEADER,
+    FORWARDED_FOR_HEADER,
     TrustedProxies,
     canonicalize_address,
     compute_address_group,
@@ -763,7 +763,7 @@ class ApiRequest(Request):
         Raises: MalformedRequest, HeaderTooLarge; ServerBusy, if the client has too many.
         """
         site = self.channel.site
-        values = get_header_values(self.requestHeaders, CLIENT_HEADER)
+        values = get_header_values(self.requestHeaders, FORWARDED_FOR_HEADER)
         client = site.proxies.find_client_address([value.decode("latin-1") for value in values])
         if client is None:
             return
