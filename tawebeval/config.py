@@ -66,7 +66,7 @@ MAX_SUBMODULES = 16
 """Submodules of a commit, those of its submodules among them."""
 MAX_CONCURRENT_CALLBACKS = 10
 """Attempts of callbacks that are made at the same time."""
-MAX_PEERS = 15
+MAX_PEER_DAEMONS = 15
 """The most other daemons in `service.peers`."""
 
 _WORDS: dict[str, str] = {}  # by msgspec's message, which would show the pattern
@@ -222,15 +222,13 @@ class ServiceSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.peers and not self.name:
             raise ValueError(".peers: needs service.name, the name of this daemon")
-        if len(self.other_daemons) > MAX_PEERS:
-            raise ValueError(
-                f".peers: has {len(self.other_daemons)} other daemons; the limit is {MAX_PEERS}"
-            )
+        if (count := len(self.other_daemon_urls)) > MAX_PEER_DAEMONS:
+            raise ValueError(f".peers: has {count} other daemons; the limit is {MAX_PEER_DAEMONS}")
         for name, url in self.peers.items():
             _check_peer(name, url)
 
     @property
-    def other_daemons(self) -> dict[str, str]:
+    def other_daemon_urls(self) -> dict[str, str]:
         """The base URLs of the other daemons by name: `peers` may have this daemon, too."""
         return {name: url for name, url in self.peers.items() if name != self.name}
 
@@ -627,7 +625,7 @@ class Configuration(Section, frozen=True):
     problems: dict[str, ProblemSettings] = msgspec.field(default_factory=dict)
 
 
-MAX_NAMED_TABLES: Mapping[str, int] = {"environments": 100, "problems": 1000}
+MAX_NAMES_BY_TABLE: Mapping[str, int] = {"environments": 100, "problems": 1000}
 """The tables whose keys are names, `[environments.NAME]`, and the most names in each."""
 
 
@@ -639,11 +637,11 @@ def parse_configuration(text: str) -> Configuration:
     configuration: Configuration = _convert(_load_toml(text, "the configuration"), Configuration)
     _check_environments(configuration)
     _check_runner(configuration)
-    check_problems(configuration, configuration.problems)
+    check_problem_settings(configuration, configuration.problems)
     return configuration
 
 
-def add_problems(configuration: Configuration, text: str) -> Configuration:
+def add_problem_settings(configuration: Configuration, text: str) -> Configuration:
     """Return a checked configuration with the problems of a file's text, too: a table for each.
 
     Raises ConfigurationError with the path of the wrong key.
@@ -658,7 +656,7 @@ def add_problems(configuration: Configuration, text: str) -> Configuration:
             )
         problems[name] = problem
     _check_table_count("problems", len(problems))
-    check_problems(configuration, added)
+    check_problem_settings(configuration, added)
     return structs.replace(configuration, problems=problems)
 
 
@@ -669,7 +667,9 @@ def _load_toml(text: str, what: str) -> dict[str, Any]:
         raise ConfigurationError(f"{what} is not TOML: {error}") from None
 
 
-def check_problems(configuration: Configuration, problems: Mapping[str, ProblemSettings]) -> None:
+def check_problem_settings(
+    configuration: Configuration, problems: Mapping[str, ProblemSettings]
+) -> None:
     """Check the fields that problems set as those of a form of this configuration.
 
     Raises ConfigurationError with the path of the wrong key.
@@ -740,7 +740,7 @@ def _check_runner(configuration: Configuration) -> None:
 
 
 def _check_table_count(table: str, count: int) -> None:
-    most = MAX_NAMED_TABLES[table]
+    most = MAX_NAMES_BY_TABLE[table]
     if count > most:
         raise ConfigurationError(f"{table}: {count} tables; the limit is {most}")
 
@@ -768,13 +768,13 @@ def _convert(value: Any, kind: Any, path: str = "") -> Any:
     if get_origin(base) is tuple and isinstance(value, list):
         value = [_convert(one, inner[0], f"{path}[{number}]") for number, one in enumerate(value)]
     elif get_origin(base) is dict and isinstance(value, dict):
-        if path in MAX_NAMED_TABLES:
+        if path in MAX_NAMES_BY_TABLE:
             _check_table_count(path, len(value))
         value = {
             name: _convert(
                 one,
                 inner[1],
-                _check_table_name(path, name) if path in MAX_NAMED_TABLES else f"{path}.{name}",
+                _check_table_name(path, name) if path in MAX_NAMES_BY_TABLE else f"{path}.{name}",
             )
             for name, one in value.items()
         }
@@ -851,7 +851,7 @@ def _describe_unknown(name: str, table: str) -> str:
     """
     paths = list(_list_settings(Configuration))
     place = re.sub(r"\[[0-9.]*\]", "", table)
-    place = re.sub(rf"^({'|'.join(MAX_NAMED_TABLES)})\..*", r"\1.NAME", place)
+    place = re.sub(rf"^({'|'.join(MAX_NAMES_BY_TABLE)})\..*", r"\1.NAME", place)
     path = f"{place}.{name}".lstrip(".")
     near = [one for one in paths if one.endswith(f".{name}") and one.count(".") == 1]
     near = near or get_close_matches(path, paths, 1, 0.8)
@@ -868,7 +868,7 @@ def _list_settings(table: type[Struct], path: str = "") -> Iterator[str]:
     for field in structs.fields(table):
         place = path + field.name
         yield place
-        prefix = f"{place}.NAME." if place in MAX_NAMED_TABLES else f"{place}."
+        prefix = f"{place}.NAME." if place in MAX_NAMES_BY_TABLE else f"{place}."
         # A table, a list of tables, or tables with names.
         for inner in (field.type, *get_args(field.type)):
             if isinstance(inner, type) and issubclass(inner, Section):

@@ -50,7 +50,7 @@ from tawebeval.core.tokens import ANONYMOUS_CALLER
 from tawebeval.deferreds import FairQueue, OneShotEvent, WorkerThreads, convert_deferred_to_event
 from tawebeval.errors import ForbiddenURLHost, TawebevalError
 
-LOOKUP_TIMEOUT = 30.0
+MAX_LOOKUP_SECONDS = 30.0
 """Maximum duration of a look-up, in seconds: longer than a resolver with its retries takes."""
 
 # Errors of getaddrinfo(3) for a name that does not exist, or has no address.
@@ -147,10 +147,10 @@ class CheckedResolver:
         """Check the host of a URL before the look-up. Raises: ForbiddenURLHost."""
         self._policy.check_host(server)
 
-    async def find_addresses(
+    async def find_permitted_addresses(
         self,
         server: ServerAddress,
-        timeout: float = LOOKUP_TIMEOUT,
+        timeout: float = MAX_LOOKUP_SECONDS,
         caller: str = ANONYMOUS_CALLER,
     ) -> Sequence[IPAddress]:
         """Return the addresses to try in turn, within `timeout` seconds.
@@ -204,7 +204,7 @@ _CONNECT_TIMEOUT = 10.0  # seconds, where another address follows
 _VISIBLE_HEADERS = (b"Retry-After",)
 
 
-class RequestFailed(TawebevalError):
+class OutgoingRequestFailed(TawebevalError):
     """A request without a complete answer."""
 
 
@@ -354,7 +354,7 @@ class BytesProducer:
 
 @contextmanager
 def convert_request_failures(host: str) -> Iterator[None]:
-    """Raise RequestFailed, with words for people, if the request of the body fails.
+    """Raise OutgoingRequestFailed, with words for people, if the request of the body fails.
 
     CancelledError stays, also where the agent calls it a failure of the connection.
     """
@@ -364,11 +364,11 @@ def convert_request_failures(host: str) -> Iterator[None]:
         raise CancelledError from None
     except ConnectError as error:
         reason = str(error).rstrip(".").rpartition(": ")[2].lower()
-        raise RequestFailed(f"cannot connect to {host}: {reason}") from None
+        raise OutgoingRequestFailed(f"cannot connect to {host}: {reason}") from None
     except (ResponseFailed, RequestTransmissionFailed) as error:
         if any(reason.check(CancelledError) for reason in error.reasons):
             raise CancelledError from None
-        raise RequestFailed(_failure_reason(error.reasons)) from None
+        raise OutgoingRequestFailed(_failure_reason(error.reasons)) from None
 
 
 def _failure_reason(reasons: list[Failure]) -> str:

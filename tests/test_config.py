@@ -20,7 +20,7 @@ from tawebeval.config import (
     CredentialSettings,
     EnvironmentSettings,
     ProblemSettings,
-    add_problems,
+    add_problem_settings,
     parse_configuration,
 )
 from tawebeval.core.form import LimitRange, choose_limits
@@ -296,16 +296,17 @@ class ProblemTests(RefusalTestCase):
 
     def test_there_are_at_most_1000_problems(self) -> None:
         tables = "".join(f"[p{number}]\n{self.problem}" for number in range(1000))
-        self.assertEqual(len(add_problems(Configuration(), tables).problems), 1000)
+        self.assertEqual(len(add_problem_settings(Configuration(), tables).problems), 1000)
         one = parse_configuration(f"[problems.a]\n{self.problem}")
-        error = self.assertRaises(ConfigurationError, add_problems, one, tables)
+        error = self.assertRaises(ConfigurationError, add_problem_settings, one, tables)
         self.assertEqual(str(error), "problems: 1001 tables; the limit is 1000")
 
     def test_problems_added_by_a_file_do_not_check_the_earlier_ones_again(self) -> None:
         right = parse_configuration(f"[problems.a]\n{self.problem}")
         wrong = Configuration(problems={"a": ProblemSettings("", "", branch="b")})
         for one in (right, wrong):
-            self.assertEqual(list(add_problems(one, f"[b]\n{self.problem}").problems), ["a", "b"])
+            both = add_problem_settings(one, f"[b]\n{self.problem}")
+            self.assertEqual(list(both.problems), ["a", "b"])
 
     def test_problems_of_the_file_are_checked(self) -> None:
         one = parse_configuration(f"[problems.a]\n{self.problem}")
@@ -315,7 +316,7 @@ class ProblemTests(RefusalTestCase):
             ("b = 1", "problems.b: 1 is not allowed; write a table"),
             (f"[b]\n{self.problem}fields = ['A']", "problems.b.fields[0]: "),
         ):
-            error = self.assertRaises(ConfigurationError, add_problems, one, text)
+            error = self.assertRaises(ConfigurationError, add_problem_settings, one, text)
             self.assertTrue(str(error).startswith(start), str(error))
 
 

@@ -29,7 +29,7 @@ class AddressesTests(SynchronousTestCase):
         target = parse_server_address("https://example.org/x")
         assert target is not None
         addresses = CheckedResolver(HostPolicy(), FakeResolver(answer), Clock())
-        return Deferred.fromCoroutine(addresses.find_addresses(target))
+        return Deferred.fromCoroutine(addresses.find_permitted_addresses(target))
 
     def test_all_public_addresses_of_a_name_are_returned(self) -> None:
         found = self.successResultOf(self.find(["8.8.8.8", "8.8.4.4"]))

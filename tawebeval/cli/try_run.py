@@ -259,18 +259,18 @@ class LocalRunner:
 
         `problem` is one of the configuration, whose `build` is used.
         """
-        local_options = self._local_options
+        local = self._local_options
         request = EvaluationRequest(
-            Repository(Path(os.path.abspath(local_options.root)).as_uri()),
+            Repository(Path(os.path.abspath(local.root)).as_uri()),
             NULL_COMMIT_OID,
-            local_options.directory,
+            local.directory,
             evaluator,
             seed,
             files,
-            limits=local_options.limits,
-            environment=local_options.environment_name,
+            limits=local.limits,
+            environment_name=local.environment_name,
             problem=problem,
-            build="" if problem is None else local_options.configuration.problems[problem].build,
+            build_command="" if problem is None else local.configuration.problems[problem].build,
         )
         sent = self.scratch_directory / name
         details = EvaluationDetails(name, pack_request(request), seed, upload_directory=sent)

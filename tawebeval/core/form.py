@@ -280,12 +280,12 @@ class EvaluationRequest:
     `commit_oid` is "" until the daemon has resolved the branch of the repository. `directory` is
     relative to the root of the repository; "" is the root. `callback_url` is the URL to notify when
     the evaluation ends, or None. `limits` replace the operator's defaults. `metadata` are the
-    client's labels. `environment` is a name of the configuration, None for the default. `problem`
-    is the name of the operator's problem that the submission is for, None without one; `build` is
-    the command that builds its tree, "" without one. `has_restricted_token` tells that the caller's
-    token is restricted to problems. `submission_time` is when the files of a rerun were submitted
-    first, in seconds since the epoch. `differs_from_problem` tells that a rerun has not what its
-    problem sets, or that the submission has an own input.
+    client's labels. `environment_name` is None for the default environment. `problem` is the name
+    of the operator's problem that the submission is for, None without one; `build_command` builds
+    its tree, "" without one. `has_restricted_token` tells that the caller's token is restricted to
+    problems. `submission_time` is when the files of a rerun were submitted first, in seconds since
+    the epoch. `differs_from_problem` tells that a rerun has not what its problem sets, or that the
+    submission has an own input.
     """
 
     repository: Repository
@@ -297,9 +297,9 @@ class EvaluationRequest:
     callback_url: str | None = None
     limits: ChosenLimits = attrs.field(factory=dict)
     metadata: Mapping[str, str] = attrs.field(factory=dict)
-    environment: str | None = None
+    environment_name: str | None = None
     problem: str | None = None
-    build: str = ""
+    build_command: str = ""
     has_restricted_token: bool = False
     submission_time: float | None = None
     differs_from_problem: bool = False
@@ -316,7 +316,7 @@ class EvaluationRequest:
             self,
             repository=attrs.evolve(self.repository, depth=None),
             evaluator_cmd=self.truncated_command,
-            build="",
+            build_command="",
             submission=(),
             callback_url=None,
             limits={},
@@ -337,7 +337,7 @@ def build_form_fields(request: EvaluationRequest) -> dict[str, str]:
         "directory": request.directory,
         "evaluator_cmd": request.evaluator_cmd,
         "seed": request.seed,
-        "environment": request.environment,
+        "environment": request.environment_name,
         **{
             f"limits[{name}]": value if isinstance(value, int) else f"{value:.9f}"
             for name, value in request.limits.items()
@@ -399,7 +399,7 @@ class FormPreset:
     submission_field_names: Sequence[str] | None = ()
     has_restricted_token: bool = False
     differs_from_problem: bool = False
-    build: str = ""
+    build_command: str = ""
     submission_time: float | None = None
     uses_current_evaluator: bool = False
     permits_own_input: bool = False
@@ -514,7 +514,7 @@ def parse_form(
         submission=tuple(submission),
         callback_url=_callback_url(fields.get("callback_url", "")),
         metadata=_labels(fields),
-        environment=parse_environment_name(fields.get("environment", ""), environments),
+        environment_name=parse_environment_name(fields.get("environment", ""), environments),
         limits=parse_limits(
             {name: fields.get(f"limits[{name}]", "") for name in LIMIT_UNITS},
             limit_ranges,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from tawebeval.config import Configuration, add_problems, parse_configuration
+from tawebeval.config import Configuration, add_problem_settings, parse_configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import KERNEL_DIRECTORIES
 from tawebeval.linux.privileges import get_home, parse_text_file
@@ -25,7 +25,7 @@ def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configu
     configuration = Configuration() if path is None else parse_text_file(path, parse_configuration)
     if configuration.evaluations.problems:
         problems = Path(configuration.evaluations.problems)
-        configuration = parse_text_file(problems, partial(add_problems, configuration))
+        configuration = parse_text_file(problems, partial(add_problem_settings, configuration))
     return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
 
 

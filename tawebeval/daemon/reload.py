@@ -23,7 +23,7 @@ from twisted.logger import Logger
 from tawebeval.config import (
     Configuration,
     Section,
-    check_problems,
+    check_problem_settings,
 )
 from tawebeval.daemon.configuration import check_sandbox_paths, read_configuration
 from tawebeval.errors import ConfigurationError
@@ -158,7 +158,7 @@ class ReloadableConfiguration:
             )
         if following != wanted:  # else the file was checked: a thousand problems take 20 ms
             try:  # by the settings in force, such as limits
-                check_problems(following, following.problems)
+                check_problem_settings(following, following.problems)
             except ConfigurationError as error:
                 raise ConfigurationError(
                     f"{error}; the daemon's settings differ from the file's", "restart the daemon"

@@ -71,14 +71,14 @@ def plan_build(evaluation: Evaluation, checkout: Checkout) -> BuildPlan:
         __version__,
         checkout.path.name,
         request.directory,
-        request.build,
+        request.build_command,
         sorted(limits.items()),
         sorted(configuration.evaluations.environment.items()),
         [configuration.sandbox.kind, *configuration.sandbox.readable],
         environment and [str(environment.root), sorted(environment.variables.items())],
     ]
     return BuildPlan(
-        request.build,
+        request.build_command,
         parse_limits(limits, configuration.limits.requestable_ranges),
         hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40],
         configuration,
@@ -129,7 +129,7 @@ async def build_tree(
         seed=0,
         submission=(),
         limits=plan.limits,
-        environment=asked.environment,
+        environment_name=asked.environment_name,
         problem=asked.problem,
     )
     identifier = context.generate_random_bytes(16).hex()

@@ -465,7 +465,7 @@ def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
         "evaluator_cmd": request.truncated_command,
         "seed": details.seed,
         "build": None,
-        "environment": _build_environment(details.environment, request.environment),
+        "environment": _build_environment(details.environment, request.environment_name),
         "limits": {name: getattr(limits, name) for name in LIMIT_UNITS},
         "metadata": dict(request.metadata),
         "submitted": format_rfc3339_time(details.submission_time),

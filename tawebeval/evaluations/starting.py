@@ -242,7 +242,7 @@ class _Start:
         A queued evaluation pins nothing in the cache.
         """
         evaluation, context = self._evaluation, self._evaluation.context
-        if not evaluation.details.request.build.strip():
+        if not evaluation.details.request.build_command.strip():
             return checkout
         plan = plan_build(evaluation, checkout)
         while (built := context.checkout_source.find_build(checkout, plan.key)) is None:
@@ -292,7 +292,7 @@ class _Start:
     def _fix_environment(self) -> None:
         """Keep the present environment. Raises: EvaluationFailure, if a reload has removed it."""
         details = self._evaluation.details
-        name = details.request.environment
+        name = details.request.environment_name
         try:
             details.environment = find_environment(self._evaluation.context.configuration, name)
         except KeyError:

@@ -34,8 +34,8 @@ from tawebeval.git.remotes import Credential, RemoteResolver
 from tawebeval.linux.filetree import open_directory_nofollow, rename_durably, walk_tree
 from tawebeval.pinned_agent import (
     BytesProducer,
+    OutgoingRequestFailed,
     PinnedAgent,
-    RequestFailed,
     ResponseSizeLimit,
     convert_request_failures,
 )
@@ -209,12 +209,12 @@ class _BodyReader(Protocol):
         self._changed.notify()
 
     async def read_chunk(self) -> bytes:
-        """Return the next bytes, empty at the end. Raises: RequestFailed for a body that is cut."""
+        """Return the next bytes, empty at the end. Raises: OutgoingRequestFailed for a cut body."""
         while not self._chunks and self._end is None:
             self.transport.resumeProducing()
             await self._changed.wait()
         if not self._chunks and self._end is not None and not self._end.check(ResponseDone):
-            raise RequestFailed("the answer is cut, or too long")
+            raise OutgoingRequestFailed("the answer is cut, or too long")
         data, self._chunks = b"".join(self._chunks), []
         return data
 
@@ -273,9 +273,9 @@ class LfsClient:
             try:
                 batch = msgspec.json.decode(content, type=_Batch)
             except (msgspec.DecodeError, RecursionError):
-                raise RequestFailed("the answer of the LFS server is malformed") from None
+                raise OutgoingRequestFailed("the answer of the LFS server is malformed") from None
             if batch.transfer != "basic":
-                raise RequestFailed("the LFS server has no basic transfers")
+                raise OutgoingRequestFailed("the LFS server has no basic transfers")
             return {one.oid: one for one in batch.objects}
 
     async def _download(
@@ -297,7 +297,7 @@ class LfsClient:
         response = await self._request(b"GET", action.href, headers, url, credential, limit)
         if response.length != pointer.object_size:
             limit.abort_connection()
-            raise RequestFailed(f"the server does not announce {pointer.object_size} bytes")
+            raise OutgoingRequestFailed(f"the server does not announce {pointer.object_size} bytes")
         limit.remaining_bytes += pointer.object_size
         unfinished = directory / f"{pointer.oid}.new"
         file: BinaryIO = await self._threads.run_in_thread(open, unfinished, "wb")
@@ -312,7 +312,7 @@ class LfsClient:
                 while chunk := await body.read_chunk():
                     await self._threads.run_in_thread(write, chunk)
             if digest.hexdigest() != pointer.oid:
-                raise RequestFailed("the server's file has another SHA-256")
+                raise OutgoingRequestFailed("the server's file has another SHA-256")
         finally:
             await self._threads.run_in_thread(file.close)
         await self._threads.run_in_thread(rename_durably, unfinished, directory / pointer.oid)
@@ -332,7 +332,7 @@ class LfsClient:
         The server of the URL `repository` gets the credential, unless `headers` have another one.
         """
         target = self._remotes.check_web_url(url)
-        addresses = await self._remotes.find_addresses(target)
+        addresses = await self._remotes.find_permitted_addresses(target)
         sent = {"User-Agent": _USER_AGENT, **headers}
         if (
             credential is not None
@@ -351,10 +351,10 @@ class LfsClient:
             with convert_request_failures(target.host):
                 response = await agent.request(method, url.encode(), fields, body)
         except ValueError:  # of Twisted, for characters that a URL or a name cannot have
-            raise RequestFailed(f"the URL for {target.host} is not valid") from None
+            raise OutgoingRequestFailed(f"the URL for {target.host} is not valid") from None
         if response.code != HTTPStatus.OK:
             limit.abort_connection()
-            raise RequestFailed(_explain_status(target, response.code))
+            raise OutgoingRequestFailed(_explain_status(target, response.code))
         return response
 
 
@@ -370,7 +370,7 @@ def _explain_status(target: ServerAddress, status: int) -> str:
 def _choose_action(pointer: LfsPointer, found: Mapping[str, _Object]) -> _Action:
     one = found.get(pointer.oid)
     if one is None or one.actions is None or one.actions.download is None:
-        raise RequestFailed("the LFS server does not have the file")
+        raise OutgoingRequestFailed("the LFS server does not have the file")
     return one.actions.download
 
 
@@ -381,7 +381,7 @@ def _name_path(pointer: LfsPointer) -> Iterator[None]:
     members = {"path": pointer.path}
     try:
         yield
-    except RequestFailed as error:
+    except OutgoingRequestFailed as error:
         raise EvaluationFailure("repository", f"{words}: {error}", members) from None
     except EvaluationFailure as error:
         raise attrs.evolve(

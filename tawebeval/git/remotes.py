@@ -41,7 +41,7 @@ from tawebeval.linux.privileges import (
     parse_text_file,
     warn_of_file_readable_by_others,
 )
-from tawebeval.pinned_agent import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, UnknownHost
+from tawebeval.pinned_agent import MAX_LOOKUP_SECONDS, CheckedResolver, LookupFailed, UnknownHost
 
 MAX_PASSWORD_BYTES = 2048
 """Bytes of a password: with the user name it fits into any pipe at once."""
@@ -314,19 +314,19 @@ class RemoteResolver:
         assert target is not None, "of a URL with a host"
         return target
 
-    async def find_addresses(
-        self, target: ServerAddress, timeout: float = LOOKUP_TIMEOUT
+    async def find_permitted_addresses(
+        self, target: ServerAddress, timeout: float = MAX_LOOKUP_SECONDS
     ) -> Sequence[IPAddress]:
         """Return the permitted addresses of a server. Raises: EvaluationFailure."""
         try:
-            return await self._addresses.find_addresses(target, timeout)
+            return await self._addresses.find_permitted_addresses(target, timeout)
         except (ForbiddenURLHost, UnknownHost) as error:
             raise EvaluationFailure("repository", str(error)) from None
         except LookupFailed as error:
             raise EvaluationFailure("lost", str(error), is_daemon_fault=False) from None
 
     async def resolve_remote(
-        self, url: str, credential: Credential | None = None, timeout: float = LOOKUP_TIMEOUT
+        self, url: str, credential: Credential | None = None, timeout: float = MAX_LOOKUP_SECONDS
     ) -> tuple[ResolvedGitRemote, Login | None]:
         """Return the route to a repository, and the login for its server, None without one.
 
@@ -339,7 +339,7 @@ class RemoteResolver:
             return ResolvedGitRemote(
                 url, local_path=path, readable_paths=(path, f"{path}.git")
             ), None
-        addresses = await self.find_addresses(target, timeout)
+        addresses = await self.find_permitted_addresses(target, timeout)
         if credential is None:
             return resolve_git_remote(url, target, addresses), None
         login = credential.make_login(target, addresses)

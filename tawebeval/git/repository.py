@@ -65,7 +65,7 @@ from tawebeval.git.lfs import (
 )
 from tawebeval.git.remotes import Credential, Login, RemoteResolver
 from tawebeval.linux.filetree import get_disk_bytes, remove_tree
-from tawebeval.pinned_agent import LOOKUP_TIMEOUT
+from tawebeval.pinned_agent import MAX_LOOKUP_SECONDS
 from tawebeval.sandbox.bubblewrap import SandboxAccess
 
 _FETCH = (
@@ -500,7 +500,7 @@ class GitServers:
     ) -> tuple[ResolvedGitRemote, Login | None]:
         """Return the route to the repository, and the login. Raises: EvaluationFailure."""
         # Before the timeout of the fetch: a silent name server is not the repository's fault.
-        lookup = min(LOOKUP_TIMEOUT, self._limits.timeout / 2)
+        lookup = min(MAX_LOOKUP_SECONDS, self._limits.timeout / 2)
         route, login = await self._remotes.resolve_remote(url, credential, lookup)
         if route.local_path is not None:
             await self._threads.run_in_thread(

@@ -132,7 +132,7 @@ class EvaluationLists:
         wanted = parse_filter(parameters)
         callers = _choose_callers(request, callers)
         own_limit = _parse_own_limit(request)
-        if own_limit is None and service.other_daemons:
+        if own_limit is None and service.other_daemon_urls:
             self.joint_lists_budget.take_within_quota(1, request.caller)
             try:
                 return await self._list_all(request, callers, after, parameters)
@@ -153,7 +153,7 @@ class EvaluationLists:
     ) -> dict[str, Any]:
         """Return the list over all daemons: a part of each, `MAX_PAGE_EVALUATIONS` in all."""
         service = self._registry.context.configuration.service
-        own, others = service.name, service.other_daemons
+        own, others = service.name, service.other_daemon_urls
         before = MultiDaemonListCursor.parse(after, (own, *others))
         cursors = before.find_unfinished_cursors((own, *others))
         limit = max(1, MAX_PAGE_EVALUATIONS // max(1, len(cursors)))
@@ -238,7 +238,7 @@ class EvaluationLists:
         """Return status and body of a daemon's answer."""
         target = parse_server_address(url)
         assert target is not None, "the configuration accepts URLs only"
-        addresses = await self._resolver.find_addresses(target, PEER_TIMEOUT)
+        addresses = await self._resolver.find_permitted_addresses(target, PEER_TIMEOUT)
         agent = self._agent(target, addresses, size)  # follows no redirect with the token
         body = bytearray()
         with convert_request_failures(target.host):

@@ -430,7 +430,7 @@ class FormReceiver:
         return ReceivedForm(
             attrs.evolve(
                 request,
-                build=preset.build,
+                build_command=preset.build_command,
                 has_restricted_token=preset.has_restricted_token,
                 differs_from_problem=preset.differs_from_problem
                 or (
@@ -454,7 +454,7 @@ class FormReceiver:
         for file in request.submission:
             path = Path("submission", file.field, file.filename)
             self._files.link_file(path, kept.workspace.locate_submitted_file(file))
-        values, build = build_form_fields(request), request.build
+        values, build = build_form_fields(request), request.build_command
         if preset.uses_current_evaluator:
             if request.problem is None:
                 raise MalformedRequest("evaluator: the evaluation is for no problem")
@@ -472,7 +472,7 @@ class FormReceiver:
             preset,
             preset_values=values,
             problem=request.problem,
-            build=build,
+            build_command=build,
             # Also if a supervisor runs it again, for its caller reads it.
             has_restricted_token=preset.has_restricted_token or request.has_restricted_token,
             # It may repeat an old commit, and must not undo what a mended evaluator has found.
@@ -647,7 +647,7 @@ class FormReceiverFactory:
             problem.form_fields,
             PERMITTED_PROBLEM_FORM_FIELDS,
             problem.fields,
-            build=problem.build,
+            build_command=problem.build,
             permits_own_input=problem.own_input,
         )
 

@@ -48,8 +48,8 @@ from tawebeval.pinned_agent import (
     CachedPolicyForHTTPS,
     CheckedResolver,
     LookupFailed,
+    OutgoingRequestFailed,
     PinnedAgent,
-    RequestFailed,
     Resolver,
     UnknownHost,
     convert_request_failures,
@@ -122,7 +122,7 @@ class WebhookSender:
     ) -> AttemptResult:
         target = parse_callback_url(url)
         try:
-            addresses = await self._resolver.find_addresses(target, caller=caller)
+            addresses = await self._resolver.find_permitted_addresses(target, caller=caller)
         except ForbiddenURLHost as error:
             return AttemptResult(RequestOutcome.REFUSED, str(error))
         except (UnknownHost, LookupFailed) as error:
@@ -144,7 +144,7 @@ class WebhookSender:
             return AttemptResult(
                 RequestOutcome.REFUSED, f"the host {target.host} is not a valid name"
             )
-        except RequestFailed as error:
+        except OutgoingRequestFailed as error:
             return AttemptResult(RequestOutcome.RETRY, str(error))
         with suppress(Exception):  # the status counts alone, even if this is cancelled now
             await collect(response, lambda _: None)

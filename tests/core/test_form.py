@@ -214,13 +214,13 @@ class FormTests(Tables):
                 seed=7,
                 submission=(SubmissionFile("a", "a"), SubmissionFile("b", "b")),
                 callback_url="https://site.example.org/ended?x=1",
-                environment="java",
+                environment_name="java",
             ),
         )
 
     def test_default_environment_can_be_named(self) -> None:
         for value in ("", "default"):
-            self.assertEqual(parse({"environment": value}).environment, None)
+            self.assertEqual(parse({"environment": value}).environment_name, None)
         form = {**LEAST, "environment": "jav"}
         with self.assertRaisesRegex(InvalidField, "'jav' here; allowed: default, java, rust"):
             parse_form(form, SUBMISSION, ALL, RANGES, ["java", "rust"])

@@ -24,12 +24,15 @@ class PlanTests(SynchronousTestCase):
         keys = set()
         variables = EvaluationSettings(environment={"A": "b"})
         for request, configuration in (
-            (make_request(build="make"), Configuration()),
-            (make_request(build="make all"), Configuration()),
-            (make_request(build="make", directory="a"), Configuration()),
-            (make_request(build="make"), Configuration(evaluations=variables)),
-            (make_request(build="make"), Configuration(sandbox=SandboxSettings("none"))),
-            (make_request(build="make"), Configuration(sandbox=SandboxSettings(readable=("/a",)))),
+            (make_request(build_command="make"), Configuration()),
+            (make_request(build_command="make all"), Configuration()),
+            (make_request(build_command="make", directory="a"), Configuration()),
+            (make_request(build_command="make"), Configuration(evaluations=variables)),
+            (make_request(build_command="make"), Configuration(sandbox=SandboxSettings("none"))),
+            (
+                make_request(build_command="make"),
+                Configuration(sandbox=SandboxSettings(readable=("/a",))),
+            ),
         ):
             context = Mock(configuration=configuration)
             evaluation = Mock(context=context, details=Mock(environment=None, request=request))
