@@ -61,8 +61,8 @@ from tawebeval.daemon.startup import (
     StartupChecks,
     derive_daemon_label,
     describe_limits_on_starter,
-    open_authentication,
-    open_metrics_authentication,
+    open_authenticator,
+    open_metrics_authenticator,
     open_starter,
 )
 from tawebeval.deferreds import FairQueue, WorkerThreads, resolve_run_slot_count
@@ -93,7 +93,7 @@ from tawebeval.sandbox.probe import (
 from tawebeval.sandbox.workspace import WorkspaceLauncher
 from tawebeval.slurm.commands import SlurmCommands, check_shared_directory
 from tawebeval.slurm.job import SlurmSandbox
-from tawebeval.web.auth import Authentication, EvaluationLinks
+from tawebeval.web.auth import Authenticator, EvaluationLinks
 from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import HealthAndMetrics, KleinApplication, WebContext
 from tawebeval.web.server.channel import DRAIN_TIMEOUT, ApiSite
@@ -537,7 +537,7 @@ def build_evaluation_registry(
 def build_application(
     base: AssemblyContext,
     registry: EvaluationRegistry,
-    authentication: Authentication,
+    authenticator: Authenticator,
     health_and_metrics: HealthAndMetrics,
 ) -> KleinApplication:
     """Return the API over HTTP."""
@@ -550,12 +550,12 @@ def build_application(
     return KleinApplication(
         WebContext(
             registry,
-            authentication,
+            authenticator,
             base.reactor,
             receivers,
-            lists=make_evaluation_lists(registry, resolver, base.reactor),
-            links=EvaluationLinks(
-                base.store, signer, authentication, base.reactor, time, os.urandom
+            evaluation_lists=make_evaluation_lists(registry, resolver, base.reactor),
+            evaluation_links=EvaluationLinks(
+                base.store, signer, authenticator, base.reactor, time, os.urandom
             ),
             health_and_metrics=health_and_metrics,
         )
@@ -603,7 +603,7 @@ def build_daemon(
     sandbox.
     """
     threads = ThreadPools(reactor)
-    authentication = open_authentication(configuration, reactor)
+    authenticator = open_authenticator(configuration, reactor)
     store_thread = threads.make_pool(1, "store", abandons_running_calls=True)
     store = EvaluationStore.open(
         directories.state_directory / STORE_FILENAME, store_thread, reactor
@@ -643,11 +643,12 @@ def build_daemon(
     health_and_metrics = HealthAndMetrics(
         readiness.find_unreadiness_reasons,
         partial(generate_latest, collectors),
-        open_metrics_authentication(configuration, reactor),
+        open_metrics_authenticator(configuration, reactor),
     )
-    application = build_application(base, registry, authentication, health_and_metrics)
+    application = build_application(base, registry, authenticator, health_and_metrics)
     site = ApiSite(application, context, reactor)
-    authentication.on_reload.append(partial(site.abort_requests, application.is_still_permitted))
+    is_permitted = application.is_still_permitted
+    authenticator.on_reload.append(partial(site.abort_requests_unless, is_permitted))
 
     startup = StartupChecks(directories, cgroups, base.sandbox, threads.pools, inherited)
     evaluations = EvaluationService(
@@ -670,8 +671,8 @@ def build_daemon(
     sources = (
         ReloadableConfiguration(file or ConfigurationFile(), context, (daemon.apply_log_level,)),
         callbacks,
-        authentication,
-        health_and_metrics.metrics_authentication,
+        authenticator,
+        health_and_metrics.metrics_authenticator,
         keyring,
     )
     queue = registry.run_queue
@@ -692,7 +693,7 @@ def build_daemon(
         ),
     ):
         service.setServiceParent(daemon)
-    if authentication.is_token_optional:
+    if authenticator.is_token_optional:
         for problem in find_exposed_endpoints(configuration):
             log.warn("{problem}", problem=str(problem))
     return daemon

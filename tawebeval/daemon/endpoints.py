@@ -18,7 +18,7 @@ from zope.interface import implementer
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.errors import ConfigurationError, SetupProblem
-from tawebeval.web.auth import LOOPBACK_HOST
+from tawebeval.web.auth import LOOPBACK_REGEX
 
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  (compared only)
 _MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
@@ -127,7 +127,7 @@ def is_local_endpoint(endpoint: str) -> bool | None:
         setting = _SETTING.fullmatch(argument)
         if setting and _ESCAPED.sub(r"\1", setting[1]) == "interface":  # the last one counts
             interface = _ESCAPED.sub(r"\1", setting[2])
-    is_loopback = kind in ("tcp", "tcp6", "ssl") and LOOPBACK_HOST.fullmatch(interface) is not None
+    is_loopback = kind in ("tcp", "tcp6", "ssl") and LOOPBACK_REGEX.fullmatch(interface) is not None
     return kind == "unix" or is_loopback
 
 

@@ -62,7 +62,7 @@ from tawebeval.sandbox.bubblewrap import remove_shell_copies, write_sandbox_file
 from tawebeval.sandbox.probe import ProbeDirectories, check_sandbox_and_log_problems
 from tawebeval.sandbox.workspace import WorkspaceLauncher
 from tawebeval.web.auth import (
-    Authentication,
+    Authenticator,
     RateLimit,
     find_metrics_token_file,
     find_token_file,
@@ -393,22 +393,22 @@ class StartupChecks(Service):
         self._cgroups.remove_all_cgroups()
 
 
-def open_authentication(configuration: Configuration, clock: Any) -> Authentication:
-    """Return the authentication of callers.
+def open_authenticator(configuration: Configuration, clock: Any) -> Authenticator:
+    """Return the authenticator of callers.
 
     Raises: ConfigurationError, if the tokens cannot be read.
     """
     callers = configuration.callers
     source = find_token_file(callers, os.environ)
-    return Authentication(RateLimit(callers.requests_per_minute, clock.seconds), source)
+    return Authenticator(RateLimit(callers.requests_per_minute, clock.seconds), source)
 
 
-def open_metrics_authentication(configuration: Configuration, clock: Any) -> Authentication | None:
-    """Return the authentication of metrics readers, None if they need no token.
+def open_metrics_authenticator(configuration: Configuration, clock: Any) -> Authenticator | None:
+    """Return the authenticator of metrics readers, None if they need no token.
 
     Raises: ConfigurationError, if the tokens cannot be read.
     """
     source = find_metrics_token_file(configuration.metrics, os.environ)
     if source is None:
         return None
-    return Authentication(RateLimit(0, clock.seconds), source, "metrics.tokens")
+    return Authenticator(RateLimit(0, clock.seconds), source, "metrics.tokens")

@@ -9,11 +9,11 @@ events before Klein. `WebContext` there has what the routes share.
 A request goes to one of these modules:
 
 - `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
-- `events`: pages of events (`send_page`), and the choice between a page and a stream or WebSocket
-  (`streams`).
+- `events`: pages of events (`prepare_event_page`), and the choice between a page and a stream or
+  WebSocket (`streams`).
 - `lists`: the evaluations of this daemon or of all at its address; the problems.
 
-`auth` has `Authentication`, the origin checks, and `EvaluationLinks`, the links that only read one
+`auth` has `Authenticator`, the origin checks, and `EvaluationLinks`, the links that only read one
 evaluation.
 
 `daemon.assembly` builds the context and the site.

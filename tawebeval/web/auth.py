@@ -102,16 +102,16 @@ class RateLimit:
 
 
 @attrs.define
-class Authentication:
+class Authenticator:
     """Authentication by the token file `token_file`; None = anybody may call.
 
-    `file_setting` names the file in messages. When a reload has read the file again, each of
+    `file_setting_name` names the file in messages. When a reload has read the file again, each of
     `on_reload` is called.
     """
 
     rate_limit: RateLimit
     token_file: Path | None = None
-    file_setting: str = "callers.tokens"
+    file_setting_name: str = "callers.tokens"
     on_reload: list[Callable[[], object]] = attrs.field(factory=list, init=False)
     _tokens: TokenTable | None = attrs.field(default=None, init=False)
 
@@ -142,7 +142,7 @@ class Authentication:
             )
         return token
 
-    def find_members(self, token: Token) -> dict[str, list[str]]:
+    def find_supervised_members(self, token: Token) -> dict[str, list[str]]:
         """Return the members of each group that a token supervises, by the group's name."""
         groups = {} if self._tokens is None else self._tokens.find_supervised_members(token)
         return {name: sorted(members) for name, members in sorted(groups.items())}
@@ -153,7 +153,7 @@ class Authentication:
             return frozenset((token.caller,))
         return self._tokens.find_permitted_callers(token)
 
-    def is_permitted(self, token: Token, owner: str) -> bool:
+    def is_owner_permitted(self, token: Token, owner: str) -> bool:
         """Return whether a token is still valid as it was, and permits evaluations of `owner`."""
         return self._tokens is None or self._tokens.has_access(token, owner)
 
@@ -167,7 +167,7 @@ class Authentication:
         """Yield the token file as a reloadable, if there is one."""
         if self.token_file is not None:
             yield ReloadableFiles(
-                self.file_setting,
+                self.file_setting_name,
                 (self.token_file,),
                 partial(self._read, self.token_file),
                 self._take,
@@ -182,7 +182,7 @@ class Authentication:
         try:
             return read_token_file(source)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{self.file_setting}: {error}") from None
+            raise ConfigurationError(f"{self.file_setting_name}: {error}") from None
 
 
 def find_token_file(callers: CallerSettings, environment: Mapping[str, str]) -> Path | None:
@@ -213,13 +213,13 @@ def read_token_file(path: Path) -> TokenTable:
     return parse_text_file(path, parse_tokens)
 
 
-PROBLEM_ROUTE = "/problems/<name>"
+READ_PROBLEM_ROUTE = "/problems/<name>"
 EVALUATE_PROBLEM_ROUTE = "/problems/<name>/evaluate"
 RERUN_ROUTE = "/evaluation/<identifier>/rerun"
 EVENTS_ROUTE = "/evaluation/<identifier>/events"
-STATUS_ROUTE = "/evaluation/<identifier>"
+EVALUATION_STATUS_ROUTE = "/evaluation/<identifier>"
 SUBMISSION_ROUTE = "/evaluation/<identifier>/submission"
-LIST_ROUTE = "/evaluations"
+EVALUATION_LIST_ROUTE = "/evaluations"
 STANDINGS_ROUTE = "/standings"
 LINKS_ROUTE = "/evaluation/<identifier>/links"
 
@@ -228,21 +228,21 @@ _PROBLEM_TOKEN_ROUTES = frozenset(
         ("POST", EVALUATE_PROBLEM_ROUTE),
         ("POST", RERUN_ROUTE),  # `make_form_receiver` checks the problem
         ("GET", "/problems"),
-        ("GET", PROBLEM_ROUTE),
-        ("GET", STATUS_ROUTE),
-        ("DELETE", STATUS_ROUTE),
+        ("GET", READ_PROBLEM_ROUTE),
+        ("GET", EVALUATION_STATUS_ROUTE),
+        ("DELETE", EVALUATION_STATUS_ROUTE),
         ("GET", EVENTS_ROUTE),
         ("GET", SUBMISSION_ROUTE),
         ("POST", LINKS_ROUTE),
         ("DELETE", LINKS_ROUTE),
         ("GET", "/evaluation_events"),
         ("GET", "/whoami"),
-        ("GET", LIST_ROUTE),
+        ("GET", EVALUATION_LIST_ROUTE),
         ("GET", STANDINGS_ROUTE),
     }
 )
 
-_LINK_ROUTES = frozenset({STATUS_ROUTE, EVENTS_ROUTE, SUBMISSION_ROUTE})
+_LINK_ROUTES = frozenset({EVALUATION_STATUS_ROUTE, EVENTS_ROUTE, SUBMISSION_ROUTE})
 
 
 def check_link_access(method: str, route: str) -> None:
@@ -262,7 +262,7 @@ def check_token_access(
     `route` is the request's rule, `parameters` are the values of its parameters. Of a token that is
     restricted to problems only the routes listed here are permitted.
     """
-    if token.is_shared and route in (LIST_ROUTE, STANDINGS_ROUTE):
+    if token.is_shared and route in (EVALUATION_LIST_ROUTE, STANDINGS_ROUTE):
         raise AccessDenied(
             "many people share the token, so it lists no evaluations; an identifier gives access to"
             " its evaluation"
@@ -277,7 +277,7 @@ def check_token_access(
             " POST /problems/NAME/evaluate, GET /whoami, GET /standings, and to list, read, share,"
             " cancel and rerun evaluations; use another token"
         )
-    if route in (PROBLEM_ROUTE, EVALUATE_PROBLEM_ROUTE) and parameters["name"] not in problems:
+    if route in (READ_PROBLEM_ROUTE, EVALUATE_PROBLEM_ROUTE) and parameters["name"] not in problems:
         raise AccessDenied(
             f"the token does not permit the problem {parameters['name'][:80]!r}; GET /problems"
             " lists the permitted ones"
@@ -296,18 +296,18 @@ def check_problem_open(
         problem.check_open(name, context.read_wall_clock(), for_reading=for_reading)
 
 
-LOOPBACK_HOST = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
+LOOPBACK_REGEX = re.compile(r"localhost|127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|::1")
 """The names and addresses by which only programs of this machine reach a server."""
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[?([^/\]]*?)\]?(?::[0-9]+)?)")
 SAFE_METHODS = (b"GET", b"HEAD", b"OPTIONS")
 
 
-WRITE_REFUSAL = (
+CROSS_ORIGIN_WRITE_REFUSAL = (
     "cannot submit or cancel, as this server has no tokens; the operator can list the origin in"
     " callers.origins"
 )
-READ_REFUSAL = "cannot read this; the operator can list the origin in callers.origins"
+CROSS_ORIGIN_READ_REFUSAL = "cannot read this; the operator can list the origin in callers.origins"
 
 
 def check_origin(
@@ -326,7 +326,7 @@ def check_origin(
     if origin is None or origin in origins:
         return
     found = _ORIGIN.fullmatch(origin)
-    is_own = found and found[1] == (host or "").lower() and LOOPBACK_HOST.fullmatch(found[2])
+    is_own = found and found[1] == (host or "").lower() and LOOPBACK_REGEX.fullmatch(found[2])
     if not is_own:
         raise ForeignOrigin(f"pages of {origin!r:.80} {refusal}")
 
@@ -340,7 +340,7 @@ def check_listing_access(headers: Headers, callers: CallerSettings) -> None:
         raise Unauthorized(
             "the list of evaluations needs a token; the operator can set callers.tokens"
         )
-    check_origin(headers, callers.origins, READ_REFUSAL, is_host_checked=True)
+    check_origin(headers, callers.origins, CROSS_ORIGIN_READ_REFUSAL, is_host_checked=True)
 
 
 # Of all, of one caller with a token, and of one evaluation, at most.
@@ -353,7 +353,7 @@ LINK_REQUESTS_PER_MINUTE = 6000
 LINK_REQUESTS_PER_MINUTE_PER_CALLER = 3000
 LINK_REQUESTS_PER_MINUTE_PER_EVALUATION = 1200
 
-DEFAULT_LINK_LIFETIME = 7 * 86400
+DEFAULT_LINK_LIFETIME_SECONDS = 7 * 86400
 """Seconds for which a link holds if its maker does not choose."""
 
 _EVERY = ""  # the bucket of all links
@@ -383,7 +383,7 @@ class EvaluationLinks:
 
     _store: EvaluationStore
     _signer: LinkSigner
-    _authentication: Authentication
+    _authenticator: Authenticator
     _clock: IReactorTime
     _read_wall_clock: Callable[[], float]
     _random_bytes: Callable[[int], bytes]
@@ -416,7 +416,7 @@ class EvaluationLinks:
         for linked in self.links_by_evaluation.values():
             self.evaluations_budget.record_usage(1, linked.caller)
         self._rate = RateLimit(0, self._clock.seconds)
-        self._authentication.on_reload.append(self._cut_unknown_callers)
+        self._authenticator.on_reload.append(self._cut_unknown_callers)
 
     async def make_link(self, identifier: str, caller: str, lifetime: int) -> tuple[str, int]:
         """Return a new link of an evaluation, and its expiry in seconds since the epoch.
@@ -490,7 +490,7 @@ class EvaluationLinks:
             linked is None
             or expires is None
             or expires <= self._read_wall_clock()
-            or not self._authentication.has_caller(linked.caller)
+            or not self._authenticator.has_caller(linked.caller)
         ):
             raise Unauthorized(
                 "the link to the evaluation is unknown, expired or revoked; ask for a new one"
@@ -506,7 +506,7 @@ class EvaluationLinks:
         """Cut the requests by links of callers without a token."""
         for identifier in {reader.identifier for reader in self._readers.values()}:
             linked = self.links_by_evaluation.get(identifier)
-            if linked is not None and not self._authentication.has_caller(linked.caller):
+            if linked is not None and not self._authenticator.has_caller(linked.caller):
                 self._cut_readers(identifier)
 
     def _check_room(self, caller: str) -> None:
@@ -566,7 +566,7 @@ def parse_link_lifetime(request: ApiRequest, settings: CallerSettings) -> int:
         raise AccessDenied("links are disabled; the operator can set callers.link_days")
     lifetime = get_query_number(request.query, "lifetime")
     if lifetime is None:
-        return min(DEFAULT_LINK_LIFETIME, most)
+        return min(DEFAULT_LINK_LIFETIME_SECONDS, most)
     if not 0 < lifetime <= most:
         raise MalformedRequest(
             f"lifetime: {lifetime} should be from 1 to {most} seconds (callers.link_days)",

@@ -24,7 +24,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.web.auth import READ_REFUSAL, check_origin
+from tawebeval.web.auth import CROSS_ORIGIN_READ_REFUSAL, check_origin
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
     cache_short_queries,
@@ -34,13 +34,13 @@ from tawebeval.web.server.messages import (
     get_query_number,
     parse_prefer_wait,
     parse_query,
-    parse_weights,
-    split_elements,
+    parse_qvalues,
+    split_header_elements,
 )
 from tawebeval.web.streams import (
-    StreamTurns,
+    StreamScheduler,
+    check_websocket_handshake,
     is_websocket_request,
-    prepare_handshake,
     send_stream,
     send_websocket_messages,
 )
@@ -103,7 +103,7 @@ def parse_event_query(raw_query: bytes) -> EventQuery:
 
 
 def send_events(
-    registry: EvaluationRegistry, turns: StreamTurns, request: ApiRequest, identifier: str
+    registry: EvaluationRegistry, scheduler: StreamScheduler, request: ApiRequest, identifier: str
 ) -> bytes | Coroutine[Any, Any, bytes]:
     """Answer GET /evaluation/{id}/events by a page, a stream or a WebSocket.
 
@@ -112,15 +112,15 @@ def send_events(
     """
     query = parse_event_query(request.raw_query)
     if is_websocket_request(request):
-        return _send_websocket_messages(registry, turns, request, identifier, query)
+        return _send_websocket_messages(registry, scheduler, request, identifier, query)
     media_type = negotiate_media_type(request.requestHeaders, OFFERED_MEDIA_TYPES)
     if media_type != PAGE_MEDIA_TYPE:
-        return _send_stream(registry, turns, request, identifier, media_type, query)
+        return _send_stream(registry, scheduler, request, identifier, media_type, query)
     path = f"{registry.context.configuration.http.base_path}/evaluation/{identifier}/events"
-    return send_page(registry, request, identifier, query, next_path=path)
+    return prepare_event_page(registry, request, identifier, query, next_path=path)
 
 
-def send_page(
+def prepare_event_page(
     registry: EvaluationRegistry,
     request: ApiRequest,
     identifier: str,
@@ -196,33 +196,33 @@ def _prepare_page(
 
 async def _send_websocket_messages(
     registry: EvaluationRegistry,
-    turns: StreamTurns,
+    scheduler: StreamScheduler,
     request: ApiRequest,
     identifier: str,
     query: EventQuery,
 ) -> bytes:
-    await turns.wait(request.caller)  # a handshake takes 1 ms
+    await scheduler.wait_for_turn(request.caller)  # a handshake takes 1 ms
     origins = registry.context.configuration.callers.origins
     if "*" not in origins:
         # Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
-        check_origin(request.requestHeaders, origins, READ_REFUSAL)
-    prepare_handshake(request)
+        check_origin(request.requestHeaders, origins, CROSS_ORIGIN_READ_REFUSAL)
+    check_websocket_handshake(request)
     subscription = await _subscribe(registry, request, identifier, query)
     request.waits_for_evaluation = True
-    await send_websocket_messages(request, subscription, turns)
+    await send_websocket_messages(request, subscription, scheduler)
     return b""
 
 
 async def _send_stream(
     registry: EvaluationRegistry,
-    turns: StreamTurns,
+    scheduler: StreamScheduler,
     request: ApiRequest,
     identifier: str,
     media_type: str,
     query: EventQuery,
 ) -> bytes:
     request.responseHeaders.addRawHeader(b"Vary", b"Accept")
-    await turns.wait(request.caller)
+    await scheduler.wait_for_turn(request.caller)
     framing = STREAM_FRAMINGS[media_type]
     if not framing.last_bytes and request.clientproto == b"HTTP/1.0":
         # There the end of the connection ends the response, complete or not.
@@ -244,7 +244,7 @@ async def _send_stream(
     request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
     if subscription is not None and request.method != b"HEAD":
         request.waits_for_evaluation = True
-        await send_stream(request, subscription, framing, turns)
+        await send_stream(request, subscription, framing, scheduler)
     return b""
 
 
@@ -278,7 +278,7 @@ def negotiate_media_type(headers: Headers, offered: Sequence[str]) -> str:
 
 @lru_cache(64)  # clients repeat a few values
 def _find_preferred(accept: bytes, offered: Sequence[str]) -> str:
-    weights = parse_weights(split_elements(accept))
+    weights = parse_qvalues(split_header_elements(accept))
     if not weights:
         return offered[0]
 

@@ -72,10 +72,10 @@ SINGLE_DAEMON_LIST_HEADER = "Tawebeval-Own-List"
 PEER_TIMEOUT = 2.0
 """Seconds in which a daemon has to answer."""
 
-MAX_JOINT_LISTS = 16
+MAX_CONCURRENT_JOINT_LISTS = 16
 """Lists over all daemons at once."""
 
-MAX_JOINT_LISTS_PER_CALLER = 4
+MAX_CONCURRENT_JOINT_LISTS_PER_CALLER = 4
 """Those of one caller with a token."""
 
 MAX_LIST_ENTRY_BYTES = 48 * 1024
@@ -103,8 +103,8 @@ class EvaluationLists:
     joint_lists_budget: Budget = attrs.Factory(
         lambda: Budget(
             SharedResource.JOINT_LISTS,
-            MAX_JOINT_LISTS,
-            MAX_JOINT_LISTS_PER_CALLER,
+            MAX_CONCURRENT_JOINT_LISTS,
+            MAX_CONCURRENT_JOINT_LISTS_PER_CALLER,
             _TOO_MANY,
             _TOO_MANY,
             retry_after=1,

@@ -42,18 +42,18 @@ from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import format_rfc3339_time
 from tawebeval.sandbox.environments import list_environments
 from tawebeval.web.auth import (
+    CROSS_ORIGIN_WRITE_REFUSAL,
     EVALUATE_PROBLEM_ROUTE,
+    EVALUATION_LIST_ROUTE,
+    EVALUATION_STATUS_ROUTE,
     EVENTS_ROUTE,
     LINKS_ROUTE,
-    LIST_ROUTE,
-    PROBLEM_ROUTE,
+    READ_PROBLEM_ROUTE,
     RERUN_ROUTE,
     SAFE_METHODS,
     STANDINGS_ROUTE,
-    STATUS_ROUTE,
     SUBMISSION_ROUTE,
-    WRITE_REFUSAL,
-    Authentication,
+    Authenticator,
     EvaluationLinks,
     check_link_access,
     check_listing_access,
@@ -64,7 +64,7 @@ from tawebeval.web.auth import (
     parse_link_lifetime,
 )
 from tawebeval.web.bundle import bundle_static_files, compute_content_version
-from tawebeval.web.events import parse_event_query, send_events, send_page
+from tawebeval.web.events import parse_event_query, prepare_event_page, send_events
 from tawebeval.web.lists import EvaluationLists, list_problems
 from tawebeval.web.server.channel import ApiRequest
 from tawebeval.web.server.messages import (
@@ -76,18 +76,18 @@ from tawebeval.web.server.messages import (
     get_header_values,
     get_query_argument,
     get_query_arguments,
-    parse_weights,
+    parse_qvalues,
     prepare_json_response,
     prepare_response,
     set_headers,
 )
-from tawebeval.web.statements import ProblemDocuments
-from tawebeval.web.streams import StreamTurns, send_body
+from tawebeval.web.statements import ProblemStatements
+from tawebeval.web.streams import StreamScheduler, send_body
 from tawebeval.web.upload import FormReceiver, FormReceiverFactory
 
 log = Logger()
 
-MAX_METRICS_AGE = 1.0
+MAX_METRICS_AGE_SECONDS = 1.0
 """Seconds for which metrics are not collected again: with many evaluations that takes some ms."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
@@ -100,18 +100,18 @@ class HealthAndMetrics:
     """Sources of /health/ready and /metrics.
 
     `find_unreadiness_reasons` returns the reasons why the daemon takes no work, empty if it does.
-    `collect_metrics` returns the text format of Prometheus. `metrics_authentication` authenticates
+    `collect_metrics` returns the text format of Prometheus. `metrics_authenticator` authenticates
     readers of metrics; None if programs of this machine read them.
     """
 
     find_unreadiness_reasons: Callable[[], Sequence[str]] = tuple
     collect_metrics: Callable[[], bytes] = bytes
-    metrics_authentication: Authentication | None = None
+    metrics_authenticator: Authenticator | None = None
     _collected: tuple[float, bytes] | None = None  # when, in seconds of the clock
 
     def read_metrics(self, now: float) -> bytes:
-        """Return metrics that are at most `MAX_METRICS_AGE` old."""
-        if self._collected is None or now - self._collected[0] >= MAX_METRICS_AGE:
+        """Return metrics that are at most `MAX_METRICS_AGE_SECONDS` old."""
+        if self._collected is None or now - self._collected[0] >= MAX_METRICS_AGE_SECONDS:
             self._collected = now, self.collect_metrics()
         return self._collected[1]
 
@@ -120,17 +120,19 @@ class HealthAndMetrics:
 class WebContext:
     """The dependencies of the routes.
 
-    `clock` is for deadlines; `lists` are those of evaluations, `links` those that read one.
+    `clock` is for deadlines; `evaluation_links` are the links that only read one evaluation.
     """
 
     registry: EvaluationRegistry
-    authentication: Authentication
+    authenticator: Authenticator
     clock: IReactorTime
     form_receiver_factory: FormReceiverFactory
-    lists: EvaluationLists
-    links: EvaluationLinks
+    evaluation_lists: EvaluationLists
+    evaluation_links: EvaluationLinks
     health_and_metrics: HealthAndMetrics = attrs.field(factory=HealthAndMetrics)
-    stream_turns: StreamTurns = attrs.Factory(lambda self: StreamTurns(self.clock), takes_self=True)
+    stream_scheduler: StreamScheduler = attrs.Factory(
+        lambda self: StreamScheduler(self.clock), takes_self=True
+    )
 
     @property
     def configuration(self) -> Configuration:
@@ -242,8 +244,8 @@ STATIC_RESOURCES: Mapping[str, StaticResource] = _load_resources()
 _COMPRESSED_RESOURCES = {path: found.compress() for path, found in STATIC_RESOURCES.items()}
 
 
-def add_static_routes(app: Klein, turns: StreamTurns) -> None:
-    """Add the routes of all static resources to `app`; large ones are sent in `turns`."""
+def add_static_routes(app: Klein, scheduler: StreamScheduler) -> None:
+    """Add the routes of all static resources to `app`; `scheduler` paces large ones."""
 
     @app.route("/", methods=["GET"])
     @app.route("/docs", methods=["GET"])
@@ -251,7 +253,7 @@ def add_static_routes(app: Klein, turns: StreamTurns) -> None:
     @app.route(OPENAPI_PATH, methods=["GET"])
     async def static_resource(request: ApiRequest, name: str = "") -> bytes:
         """Return a page, a file that it loads, or the OpenAPI description."""
-        accepted = parse_weights(get_header_elements(request.requestHeaders, "Accept-Encoding"))
+        accepted = parse_qvalues(get_header_elements(request.requestHeaders, "Accept-Encoding"))
         is_gzip = accepted.get("gzip", accepted.get("*"))
         resources = _COMPRESSED_RESOURCES if is_gzip else STATIC_RESOURCES
         resource = resources.get(f"/static/{name}" if name else decode_path(request.path))
@@ -260,7 +262,7 @@ def add_static_routes(app: Klein, turns: StreamTurns) -> None:
         version = get_query_argument(request.query, "v")
         is_versioned = name != "" and version == STATIC_RESOURCES[f"/static/{name}"].version
         body = resource.prepare_response(request, is_versioned=is_versioned)
-        return await send_body(request, body, turns)
+        return await send_body(request, body, scheduler)
 
 
 EVALUATE_ROUTE = "/evaluate"
@@ -285,7 +287,7 @@ def make_app(context: WebContext) -> Klein:
     app = Klein()
     app.url_map.merge_slashes = False  # `%2f` in a path is no slash to join
     registry, base_path = context.registry, context.configuration.http.base_path
-    documents = ProblemDocuments(registry.context)
+    statements = ProblemStatements(registry.context)
 
     @app.route(EVALUATE_ROUTE, methods=["POST"])
     @app.route(EVALUATE_PROBLEM_ROUTE, methods=["POST"])
@@ -340,22 +342,22 @@ def make_app(context: WebContext) -> Klein:
             "shared": token.is_shared,
             "problems": None if permitted is None else sorted(permitted),
             "group": token.group,
-            "supervises": context.authentication.find_members(token),
+            "supervises": context.authenticator.find_supervised_members(token),
         }
         return prepare_json_response(request, document)
 
-    @app.route(PROBLEM_ROUTE, methods=["GET"])
+    @app.route(READ_PROBLEM_ROUTE, methods=["GET"])
     async def read_problem(request: ApiRequest, name: str) -> bytes:
         """Return the document of a problem, with the statement in the reader's language."""
         check_problem_open(registry.context, request.token, name, for_reading=True)
-        accepted = parse_weights(get_header_elements(request.requestHeaders, "Accept-Language"))
+        accepted = parse_qvalues(get_header_elements(request.requestHeaders, "Accept-Language"))
         first = max(accepted, key=accepted.__getitem__, default="")
         language = _LANGUAGE.match(first)
-        document = await documents.read_document(
+        document = await statements.read_problem_json(
             name, language[0] if language else "", request.caller
         )
         body = prepare_response(request, document)
-        return await send_body(request, body, context.stream_turns)
+        return await send_body(request, body, context.stream_scheduler)
 
     @app.route(SUBMISSION_ROUTE, methods=["GET"])
     async def submission(request: ApiRequest, identifier: str) -> bytes:
@@ -366,26 +368,27 @@ def make_app(context: WebContext) -> Klein:
     @app.route(EVENTS_ROUTE, methods=["GET"])
     def events(request: ApiRequest, identifier: str) -> bytes | Coroutine[Any, Any, bytes]:
         """Return a page of events, or a stream."""
-        return send_events(registry, context.stream_turns, request, identifier)
+        return send_events(registry, context.stream_scheduler, request, identifier)
 
-    @app.route(LIST_ROUTE, methods=["GET"])
+    @app.route(EVALUATION_LIST_ROUTE, methods=["GET"])
     async def evaluations(request: ApiRequest) -> bytes:
         """Return a page of the evaluations that the token permits."""
-        return await send_list(request, LIST_ROUTE, context.lists.list_evaluations)
+        lists = context.evaluation_lists
+        return await send_list(request, EVALUATION_LIST_ROUTE, lists.list_evaluations)
 
     @app.route(STANDINGS_ROUTE, methods=["GET"])
     async def standings(request: ApiRequest) -> bytes:
         """Return a page of what callers have reached in problems."""
-        return await send_list(request, STANDINGS_ROUTE, context.lists.list_standings)
+        return await send_list(request, STANDINGS_ROUTE, context.evaluation_lists.list_standings)
 
     async def send_list(
         request: ApiRequest,
         path: str,
         make_list: Callable[[ApiRequest, Collection[str]], Awaitable[dict[str, Any]]],
     ) -> bytes:
-        if context.authentication.is_token_optional:
+        if context.authenticator.is_token_optional:
             check_listing_access(request.requestHeaders, context.configuration.callers)
-        permitted = context.authentication.find_permitted_callers(request.token)
+        permitted = context.authenticator.find_permitted_callers(request.token)
         listing = await make_list(request, permitted)
         given = get_query_arguments(request.query, is_filter_parameter)
         add_next_link(request, path, listing["end"], **given)
@@ -398,10 +401,10 @@ def make_app(context: WebContext) -> Klein:
         return prepare_json_response(request, {"data": listed})
 
     add_legacy_routes(app, context)
-    add_static_routes(app, context.stream_turns)
+    add_static_routes(app, context.stream_scheduler)
     _add_operator_routes(app, context)
 
-    @app.route(STATUS_ROUTE, methods=["GET"])
+    @app.route(EVALUATION_STATUS_ROUTE, methods=["GET"])
     async def status(request: ApiRequest, identifier: str) -> bytes:
         """Return the status document of an evaluation."""
         document = await registry.read_status(identifier, request.caller)
@@ -415,7 +418,7 @@ def make_app(context: WebContext) -> Klein:
         await registry.read_status(
             identifier, caller
         )  # the evaluation is there, and is the caller's
-        link, expires = await context.links.make_link(identifier, caller, lifetime)
+        link, expires = await context.evaluation_links.make_link(identifier, caller, lifetime)
         document = {"link": link, "expires": format_rfc3339_time(expires)}
         return prepare_json_response(request, document)
 
@@ -424,11 +427,11 @@ def make_app(context: WebContext) -> Klein:
         """Revoke all links of an evaluation, also of one that is forgotten."""
         with suppress(EvaluationExpired):
             registry.get_status(identifier, request.caller)
-        await context.links.revoke_links(identifier)
+        await context.evaluation_links.revoke_links(identifier)
         request.setResponseCode(NO_CONTENT)
         return b""
 
-    @app.route(STATUS_ROUTE, methods=["DELETE"])
+    @app.route(EVALUATION_STATUS_ROUTE, methods=["DELETE"])
     async def cancel(request: ApiRequest, identifier: str) -> bytes:
         """Cancel an evaluation; respond once it has ended."""
         request.waits_for_evaluation = True
@@ -476,8 +479,8 @@ class KleinApplication(Resource):
             request.postpath = [unquote_to_bytes(part) for part in request.path[1:].split(b"/")]
             return self._klein.render(request)
         request.route = request.method.decode(), EVENTS_ROUTE
-        registry, turns = self.context.registry, self.context.stream_turns
-        request.send_response(send_events(registry, turns, request, found[1].decode()))
+        registry, scheduler = self.context.registry, self.context.stream_scheduler
+        request.send_response(send_events(registry, scheduler, request, found[1].decode()))
         return NOT_DONE_YET
 
     def identify_caller(self, request: ApiRequest) -> str:
@@ -491,12 +494,12 @@ class KleinApplication(Resource):
         link = find_link(request.query, authorization)
         if link is not None:
             return self._identify_link_reader(request, link)
-        authentication = self.context.authentication
-        if authentication.is_token_optional:
+        authenticator = self.context.authenticator
+        if authenticator.is_token_optional:
             callers = self.context.configuration.callers
             if request.method not in SAFE_METHODS and not callers.open:
-                check_origin(request.requestHeaders, callers.origins, WRITE_REFUSAL)
-        token = authentication.authenticate_token(authorization, request.method)
+                check_origin(request.requestHeaders, callers.origins, CROSS_ORIGIN_WRITE_REFUSAL)
+        token = authenticator.authenticate_token(authorization, request.method)
         request.token, request.is_read_only = token, token.is_read_only
         if token.permitted_problems is None and not (token.is_shared or token.supervised_groups):
             return token.caller
@@ -505,7 +508,7 @@ class KleinApplication(Resource):
         identifier = parameters.get("identifier")
         if identifier is None or not token.supervised_groups:
             return token.caller
-        permitted = authentication.find_permitted_callers(token)
+        permitted = authenticator.find_permitted_callers(token)
         owner = self.context.registry.records.find_owner(identifier, permitted) or token.caller
         # A supervisor takes no events from a member.
         request.is_read_only |= owner != token.caller
@@ -538,17 +541,18 @@ class KleinApplication(Resource):
         return (
             request.uses_link
             or request.token is ANONYMOUS_TOKEN
-            or self.context.authentication.is_permitted(request.token, request.caller)
+            or self.context.authenticator.is_owner_permitted(request.token, request.caller)
         )
 
     def _identify_link_reader(self, request: ApiRequest, link: str) -> str:
         """Count a request by a link; return the caller of the link's evaluation."""
         method, route, parameters = self._match_request(request)
         check_link_access(method, route)
-        caller = self.context.links.add_reader(
+        links = self.context.evaluation_links
+        caller = links.add_reader(
             request, parameters["identifier"], link, request.channel.forceAbortClient
         )
-        request.notifyFinish().addBoth(lambda _: self.context.links.remove_reader(request))
+        request.notifyFinish().addBoth(lambda _: links.remove_reader(request))
         request.uses_link = request.is_read_only = True
         return caller
 
@@ -588,7 +592,7 @@ def add_legacy_routes(app: Klein, context: WebContext) -> None:
             raise InvalidField("evaluation", "is required")
         wait = min(_OLDER_CLIENT_WAIT, context.configuration.polls.wait)
         query = parse_event_query(request.raw_query)
-        return send_page(context.registry, request, identifier, query, wait)
+        return prepare_event_page(context.registry, request, identifier, query, wait)
 
 
 def _add_operator_routes(app: Klein, context: WebContext) -> None:
@@ -618,9 +622,9 @@ def _add_operator_routes(app: Klein, context: WebContext) -> None:
 def _check_reader(context: WebContext, request: ApiRequest) -> None:
     """Raise Unauthorized or AccessDenied if the client may not read metrics."""
     headers = request.requestHeaders
-    authentication = context.health_and_metrics.metrics_authentication
-    if authentication is not None:
-        authentication.authenticate_token(get_header_values(headers, "Authorization"))
+    authenticator = context.health_and_metrics.metrics_authenticator
+    if authenticator is not None:
+        authenticator.authenticate_token(get_header_values(headers, "Authorization"))
     elif any(map(headers.hasHeader, _PROXY_HEADERS)) or not _is_this_machine(request):
         raise AccessDenied(
             "metrics are for programs of this machine that use no proxy; the operator can admit"

@@ -35,19 +35,19 @@ from tawebeval.web.lists import describe_problem
 MAX_DOCUMENT_AGE_SECONDS = 60.0
 """Seconds for which a document is kept."""
 
-MAX_DOCUMENTS = 32
+MAX_CACHED_DOCUMENTS = 32
 """Documents that are kept: those that were asked for last."""
 
 MAX_STATEMENT_BYTES = 64 * 1024
 """Bytes of a statement."""
 
-MAX_PICTURE_BYTES = 512 * 1024
+MAX_TOTAL_PICTURE_BYTES = 512 * 1024
 """Bytes of all pictures of a statement; those beyond are left out."""
 
-MAX_PICTURES = 50
+MAX_STATEMENT_PICTURES = 50
 """Pictures of a statement."""
 
-MAX_LANGUAGES = 50
+MAX_STATEMENT_LANGUAGES = 50
 """Languages of a statement besides the usual one."""
 
 # All readers together are one caller of the fetch slots, of a name that no token has: evaluations
@@ -69,14 +69,14 @@ class _Document:
 
 
 @attrs.define(eq=False)
-class ProblemDocuments:
+class ProblemStatements:
     """The documents of the problems of a configuration."""
 
     _context: EvaluationContext
     _kept: OrderedDict[tuple[str, str], _Document] = attrs.field(factory=OrderedDict)
     _readings: SingleFlight[tuple[int, str, str], _Document] = attrs.field(factory=SingleFlight)
 
-    async def read_document(self, name: str, language: str, caller: str) -> bytes:
+    async def read_problem_json(self, name: str, language: str, caller: str) -> bytes:
         """Return the JSON of a problem, with the statement in a language ("it") or the usual one.
 
         Raises: ProblemNotFound; ServerBusy, if the commit or the statement cannot be read.
@@ -119,7 +119,7 @@ class ProblemDocuments:
         if configuration is self._context.configuration:
             self._kept[key] = document
             self._kept.move_to_end(key)
-            while len(self._kept) > MAX_DOCUMENTS:
+            while len(self._kept) > MAX_CACHED_DOCUMENTS:
                 self._kept.popitem(last=False)
         return document
 
@@ -165,8 +165,8 @@ def _read_statement(
     except UnicodeDecodeError:
         raise ValueError("the file is not UTF-8") from None
     pictures: dict[str, str] = {}
-    left = MAX_PICTURE_BYTES
-    for name, ending in islice(_PICTURE.findall(text), MAX_PICTURES):
+    left = MAX_TOTAL_PICTURE_BYTES
+    for name, ending in islice(_PICTURE.findall(text), MAX_STATEMENT_PICTURES):
         file = path.parent / unquote(name)
         try:
             picture = None if name in pictures else _read_file(tree, file, left)
@@ -184,7 +184,7 @@ def _list_languages(path: Path) -> Set[str]:
     form = re.compile(rf"{re.escape(path.stem)}\.([a-z]{{2,3}}){re.escape(path.suffix)}")
     with os.scandir(path.parent) as entries:
         found = (match[1] for entry in entries if (match := form.fullmatch(entry.name)))
-        return frozenset(islice(found, MAX_LANGUAGES))
+        return frozenset(islice(found, MAX_STATEMENT_LANGUAGES))
 
 
 def _read_file(tree: Path, path: Path, limit: int) -> bytes | None:

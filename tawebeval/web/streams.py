@@ -2,9 +2,9 @@
 
 A stream has one piece of bounded size on its way, and reads the next one when the transport has
 taken it. Each piece, the start of a stream, and what a WebSocket receives wait for another turn of
-the reactor, and those of one turn take at most `MAX_TURN_SECONDS`, so that other requests are
-served in between (`StreamTurns`). Readers at the same place share the frames of a piece
-(`FramedBatches`).
+the reactor, and those of one turn take at most `MAX_STREAM_TURN_SECONDS`, so that other requests
+are served in between (`StreamScheduler`). Readers at the same place share the frames of a piece
+(`FrameCache`).
 
 On a WebSocket each event is a message; what the client sends has no meaning. Twisted has the
 protocol. This module and `server.channel` add: problem documents for failed handshakes, a limit for
@@ -47,10 +47,10 @@ from tawebeval.web.server.messages import get_header_elements, get_header_values
 MAX_STREAM_WRITE_BYTES = 64 * 1024
 """Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
 
-MAX_FRAMED_BATCHES = 8
+MAX_CACHED_BATCHES = 8
 """Batches that are kept, with their frames, for other readers: some 150 KiB each."""
 
-MAX_TURN_SECONDS = 0.005
+MAX_STREAM_TURN_SECONDS = 0.005
 """Seconds in which streams go on in one turn of the reactor; one stream may exceed them."""
 
 log = Logger()
@@ -61,13 +61,13 @@ HEARTBEAT_SECONDS = 15
 
 
 @attrs.define
-class FramedBatches:
-    """The batches that were framed last, for other readers at the same place."""
+class FrameCache:
+    """A cache of the batches that were framed last, for other readers at the same place."""
 
     # By encoder, cursor and size: the lines, and their frames.
     _framed: dict[tuple[object, int, int], tuple[bytes, bytes]] = attrs.field(factory=dict)
 
-    def frame(self, framing: StreamFraming, begin_cursor: int, batch: EventBatch) -> bytes:
+    def frame_batch(self, framing: StreamFraming, begin_cursor: int, batch: EventBatch) -> bytes:
         """Return a batch, which begins at a cursor, in a framing."""
         key = (framing.encode_events, begin_cursor, len(batch.lines))
         found = self._framed.get(key)
@@ -75,27 +75,27 @@ class FramedBatches:
             return found[1]
         framed = framing.encode_events(begin_cursor, batch)
         if len(batch.lines) <= MAX_STREAM_WRITE_BYTES:
-            while len(self._framed) >= MAX_FRAMED_BATCHES:
+            while len(self._framed) >= MAX_CACHED_BATCHES:
                 del self._framed[next(iter(self._framed))]
             self._framed[key] = batch.lines, framed
         return framed
 
 
 @attrs.define(eq=False)
-class StreamTurns:
-    """The streams that wait for a turn of the reactor; each turn has some milliseconds for them.
+class StreamScheduler:
+    """The scheduler of streams: each turn of the reactor has some milliseconds for those that wait.
 
     The callers take turns: however many streams one has, a stream of another comes next.
     """
 
     clock: IReactorTime
-    framed_batches: FramedBatches = attrs.field(factory=FramedBatches)
+    frame_cache: FrameCache = attrs.field(factory=FrameCache)
     # By caller; those that begin to wait in a turn have to wait for the next.
     _waiting: dict[str, dict[Deferred[None], None]] = attrs.field(factory=dict)
     _arrived: dict[str, dict[Deferred[None], None]] = attrs.field(factory=dict)
     _is_due: bool = False
 
-    def wait(self, caller: str) -> Deferred[None]:
+    def wait_for_turn(self, caller: str) -> Deferred[None]:
         """Return a Deferred of another turn. It can be cancelled."""
         turn: Deferred[None] = Deferred(lambda turn: self._forget(caller, turn))
         self._arrived.setdefault(caller, {})[turn] = None
@@ -115,7 +115,7 @@ class StreamTurns:
         arrived, self._arrived = self._arrived, {}
         for caller, turns in arrived.items():
             self._waiting.setdefault(caller, {}).update(turns)
-        end = perf_counter() + MAX_TURN_SECONDS
+        end = perf_counter() + MAX_STREAM_TURN_SECONDS
         while self._waiting and perf_counter() < end:
             caller = next(iter(self._waiting))
             turns = self._waiting.pop(caller)
@@ -136,7 +136,7 @@ class StreamTurns:
 class StreamFlowControl:
     """The producer of a stream of `caller`, which waits until the transport takes more."""
 
-    turns: StreamTurns
+    scheduler: StreamScheduler
     caller: str = ANONYMOUS_CALLER
     _is_paused: bool = False
     _is_stopped: bool = False
@@ -157,10 +157,10 @@ class StreamFlowControl:
 
     async def wait_until_ready(self) -> None:
         """Return in another turn of the reactor, once the transport takes more."""
-        await self.turns.wait(self.caller)
+        await self.scheduler.wait_for_turn(self.caller)
         while self._is_paused:
             await self._resumed.wait()
-            await self.turns.wait(self.caller)  # many may be resumed in one turn
+            await self.scheduler.wait_for_turn(self.caller)  # many may be resumed in one turn
 
 
 async def write_events(
@@ -181,9 +181,9 @@ async def write_events(
             batch = await subscription.read_events(MAX_STREAM_WRITE_BYTES)
             if batch.count:
                 begin = subscription.last_read_cursor - batch.count
-                write(flow_control.turns.framed_batches.frame(framing, begin, batch))
+                write(flow_control.scheduler.frame_cache.frame_batch(framing, begin, batch))
             else:
-                clock = flow_control.turns.clock
+                clock = flow_control.scheduler.clock
                 if not await subscription.wait_for_events(HEARTBEAT_SECONDS, clock):
                     await flow_control.wait_until_ready()
                     send_heartbeat()
@@ -196,14 +196,14 @@ async def send_stream(
     request: ApiRequest,
     subscription: Subscription,
     framing: StreamFraming,
-    turns: StreamTurns,
+    scheduler: StreamScheduler,
 ) -> None:
     """Answer with the events in this framing; the response ends with the evaluation.
 
     At discarded events the connection is closed: resuming there is 410.
     """
     channel = request.channel
-    flow = StreamFlowControl(turns, request.caller)
+    flow = StreamFlowControl(scheduler, request.caller)
     request.registerProducer(flow, True)
     try:
         beat = partial(request.write, framing.heartbeat_bytes)
@@ -218,14 +218,14 @@ async def send_stream(
     request.unregisterProducer()
 
 
-async def send_body(request: ApiRequest, body: bytes, turns: StreamTurns) -> bytes:
+async def send_body(request: ApiRequest, body: bytes, scheduler: StreamScheduler) -> bytes:
     """Return a body for the response, or write a large one in parts, and return the empty rest.
 
     A client that takes none of it has one part in memory.
     """
     if request.method != b"GET" or len(body) <= MAX_STREAM_WRITE_BYTES:
         return body
-    flow = StreamFlowControl(turns, request.caller)
+    flow = StreamFlowControl(scheduler, request.caller)
     request.registerProducer(flow, True)
     for begin in range(0, len(body), MAX_STREAM_WRITE_BYTES):
         request.write(body[begin : begin + MAX_STREAM_WRITE_BYTES])
@@ -278,7 +278,7 @@ def is_websocket_request(request: Request) -> bool:
     return any(protocol.lower() == WEBSOCKET_UPGRADE.decode() for protocol in offered)
 
 
-def prepare_handshake(request: Request) -> None:
+def check_websocket_handshake(request: Request) -> None:
     """Check a handshake, which Twisted would refuse in plain text; keep no other headers.
 
     Raises: UnsupportedWebSocketVersion, MalformedRequest, HeaderTooLarge.
@@ -321,7 +321,7 @@ def prepare_handshake(request: Request) -> None:
 
 
 async def send_websocket_messages(
-    request: ApiRequest, subscription: Subscription | None, turns: StreamTurns
+    request: ApiRequest, subscription: Subscription | None, scheduler: StreamScheduler
 ) -> None:
     """Upgrade the connection to a WebSocket and send the events until the client is gone.
 
@@ -331,11 +331,11 @@ async def send_websocket_messages(
     channel = request.channel
     events = EventWebSocket()
     WebSocketResource(events).render_GET(request)
-    channel.wait_for_websocket_turn = partial(turns.wait, request.caller)
+    channel.wait_for_websocket_turn = partial(scheduler.wait_for_turn, request.caller)
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = _COMPLETE
     if subscription is not None:
-        flow = StreamFlowControl(turns, request.caller)
+        flow = StreamFlowControl(scheduler, request.caller)
         request.registerProducer(flow, True)
         try:
             ping = events.transport.ping

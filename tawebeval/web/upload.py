@@ -574,14 +574,14 @@ class FormReceiver:
 class FormReceiverFactory:
     """Factory of receivers, whose forms arrive in `directory`, written by `threads`.
 
-    `random_bytes(n)` returns n random bytes; `unwritten` counts the bytes of all forms.
+    `random_bytes(n)` returns n random bytes; `unwritten_uploads` counts the bytes of all forms.
     """
 
     _registry: EvaluationRegistry
     _directory: Path
     _threads: WorkerThreads
     _random_bytes: Callable[[int], bytes]
-    unwritten: UnwrittenUploads = attrs.field(factory=UnwrittenUploads)
+    unwritten_uploads: UnwrittenUploads = attrs.field(factory=UnwrittenUploads)
 
     def make_receiver(
         self, request: ApiRequest, length: int | None, problem: str | None, rerun_of: str | None
@@ -622,7 +622,7 @@ class FormReceiverFactory:
             registry.check_admission(caller)
         directory = self._directory / self._random_bytes(16).hex()
         receiver = FormReceiver(
-            UploadWriter(directory, request, self.unwritten, self._threads),
+            UploadWriter(directory, request, self.unwritten_uploads, self._threads),
             key,
             registry.context.configuration,
             submissions,

@@ -37,7 +37,7 @@ from tawebeval.core.events import (
 from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm
-from tawebeval.web.streams import StreamFlowControl, StreamTurns, write_events
+from tawebeval.web.streams import StreamFlowControl, StreamScheduler, write_events
 from tests.cases.settings import with_constants
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
@@ -435,7 +435,7 @@ class Machine(Comparison):
         assert not model.forgotten
         assert first >= oldest
         model.asked = self.now
-        flow = StreamFlowControl(StreamTurns(self.world.clock))
+        flow = StreamFlowControl(StreamScheduler(self.world.clock))
         one = Stream(identifier, first, subscription, flow, slow=slow)
         self.streams.append(one)
         one.begin()

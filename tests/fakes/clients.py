@@ -29,7 +29,7 @@ from tawebeval.core.evaluations import IdentifierIssuer
 from tawebeval.core.tokens import LinkSigner
 from tawebeval.evaluations.service import EvaluationRegistry
 from tawebeval.evaluations.store import format_rfc3339_time
-from tawebeval.web.auth import Authentication, EvaluationLinks, RateLimit
+from tawebeval.web.auth import Authenticator, EvaluationLinks, RateLimit
 from tawebeval.web.lists import make_evaluation_lists
 from tawebeval.web.routes import KleinApplication, WebContext
 from tawebeval.web.server.channel import ApiSite
@@ -216,7 +216,7 @@ class Service:
     random: Callable[[int], bytes] = attrs.field(factory=straw)
     uploading: Any = attrs.field(factory=InlineThreads)
     store: FakeStore = attrs.field(factory=FakeStore)
-    access: Authentication = attrs.field(init=False)
+    access: Authenticator = attrs.field(init=False)
     world: World = attrs.field(init=False)
     registry: EvaluationRegistry = attrs.field(init=False)
     context: WebContext = attrs.field(init=False)
@@ -249,7 +249,7 @@ class Service:
             FakeCallbacks(),
         )
         uploads = self.root / "uploads"
-        self.access = Authentication(
+        self.access = Authenticator(
             RateLimit(self.configuration.callers.requests_per_minute, self.reactor.seconds),
             self.tokens,
         )
@@ -272,7 +272,7 @@ class Service:
         self.app = application.app
         self.site = ApiSite(application, self.registry.context, self.reactor)
         self.access.on_reload.append(
-            partial(self.site.abort_requests, application.is_still_permitted)
+            partial(self.site.abort_requests_unless, application.is_still_permitted)
         )
 
     def open_archive(self) -> EvaluationArchive:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, EventBufferSettings, LongPollSettings
-from tawebeval.web.server.messages import MAX_HEADER_BYTES
+from tawebeval.web.server.messages import MAX_BYTES_PER_HEADER
 from tests.cases.settings import with_constants
 from tests.cases.web import END, payload
 from tests.fakes.clients import MULTIPART, Answer, Service, form, parts
@@ -154,7 +154,7 @@ class World:
             headers["Last-Event-ID"] = after.encode().decode("latin-1")
         query = f"{query or '?'}&skip={skip}" if skip else query
         expected = self.expected(after, skip)
-        if len(headers.get("Last-Event-ID", "")) > MAX_HEADER_BYTES:
+        if len(headers.get("Last-Event-ID", "")) > MAX_BYTES_PER_HEADER:
             expected = 431
         follower: Follower = STREAMS[kind](self.service, self.identifier, query, **headers)
         over = 204 if STREAMS[kind] is SourceFollower else 200

@@ -25,7 +25,7 @@ from twisted.internet.task import TaskStopped, deferLater
 
 from tawebeval.linux.starter_client import StarterClient
 from tawebeval.sandbox.workspace import derive_log_pseudonym
-from tawebeval.web.routes import MAX_METRICS_AGE
+from tawebeval.web.routes import MAX_METRICS_AGE_SECONDS
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import Client, Event, joined, python
 from tests.integration.harness import CONFIGURATION, RepositoryTestCase, until
@@ -449,7 +449,7 @@ class RoundsCase(RepositoryTestCase):
 
     async def check_counts(self) -> None:
         """Fail if the metrics still have an evaluation."""
-        await deferLater(reactor, MAX_METRICS_AGE)
+        await deferLater(reactor, MAX_METRICS_AGE_SECONDS)
         figures = (await self.client.get("/metrics")).body.decode()
         counts = re.findall(r'(?m)^tawebeval_evaluations\{state="(\w+)"\} (\S+)$', figures)
         self.assertIn("running", dict(counts))

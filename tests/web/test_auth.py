@@ -21,9 +21,9 @@ from tawebeval.errors import (
     Unauthorized,
 )
 from tawebeval.web.auth import (
-    READ_REFUSAL,
-    WRITE_REFUSAL,
-    Authentication,
+    CROSS_ORIGIN_READ_REFUSAL,
+    CROSS_ORIGIN_WRITE_REFUSAL,
+    Authenticator,
     RateLimit,
     check_origin,
     find_metrics_token_file,
@@ -80,7 +80,7 @@ class AccessTests(SynchronousTestCase):
         self.path = Path(self.mktemp()).absolute()
         self.alice, line = generate_token("alice", os.urandom)
         self.path.write_text(line)
-        self.access = Authentication(RateLimit(0, Clock().seconds), self.path)
+        self.access = Authenticator(RateLimit(0, Clock().seconds), self.path)
         self.logged: list[str] = []
 
     def admit(self, token: str) -> str:
@@ -92,7 +92,7 @@ class AccessTests(SynchronousTestCase):
         read_again(self.access)
 
     def test_without_a_file_everybody_is_the_nameless_caller_without_rate(self) -> None:
-        access = Authentication(RateLimit(1, Clock().seconds))
+        access = Authenticator(RateLimit(1, Clock().seconds))
         self.assertTrue(access.is_token_optional)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
             self.assertEqual(access.authenticate_token(headers).caller, "")
@@ -122,12 +122,12 @@ class AccessTests(SynchronousTestCase):
     def test_broken_file_at_the_start_is_an_error_with_its_name(self) -> None:
         self.path.write_text("nonsense")
         error = self.assertRaises(
-            ConfigurationError, Authentication, RateLimit(0, Clock().seconds), self.path
+            ConfigurationError, Authenticator, RateLimit(0, Clock().seconds), self.path
         )
         self.assertIn(f"{self.path}: line 1", str(error))
 
     def test_requests_without_a_token_use_up_no_rate(self) -> None:
-        self.access = Authentication(RateLimit(1, Clock().seconds), self.path)
+        self.access = Authenticator(RateLimit(1, Clock().seconds), self.path)
         for _ in range(3):
             self.assertRaises(Unauthorized, self.admit, "x")
         self.admit(self.alice)
@@ -191,8 +191,8 @@ class OriginTests(SynchronousTestCase):
             given = {"Origin": origin, "Host": host}
             headers = Headers({name: [value] for name, value in given.items() if value is not None})
             for refusal, words in (
-                (WRITE_REFUSAL, "cannot submit or cancel"),
-                (READ_REFUSAL, "cannot read this"),
+                (CROSS_ORIGIN_WRITE_REFUSAL, "cannot submit or cancel"),
+                (CROSS_ORIGIN_READ_REFUSAL, "cannot read this"),
             ):
                 if is_allowed:
                     check_origin(headers, origins, refusal)

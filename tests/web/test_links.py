@@ -52,7 +52,7 @@ class LinkTestCase(CallerTestCase):
 
     @property
     def links(self) -> module.EvaluationLinks:
-        return self.service.context.links
+        return self.service.context.evaluation_links
 
     def turn(self) -> None:
         self.service.reactor.pump([0] * 6)
@@ -188,7 +188,9 @@ class TokenlessTests(WebTestCase):
         lifetimes = [100, 50, 70]
         links = []
         waiting = self.connect()
-        with mock.patch.object(self.service.context.links.evaluations_budget, "total", 2):
+        with mock.patch.object(
+            self.service.context.evaluation_links.evaluations_budget, "total", 2
+        ):
             for path, lifetime in zip(paths, lifetimes, strict=True):
                 made = self.request("POST", f"{path}/links?lifetime={lifetime}").json()
                 links.append(made["link"])
@@ -366,7 +368,7 @@ class StoreTests(LinkTestCase):
         service = Service(
             root, self.service.configuration, tokens=self.file, store=self.store, random=straw(9)
         )
-        links = service.context.links
+        links = service.context.evaluation_links
         self.assertEqual(
             links.links_by_evaluation, {self.identifier: self.store.links[self.identifier]}
         )

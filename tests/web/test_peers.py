@@ -113,7 +113,7 @@ class SeveralTestCase(SynchronousTestCase):
     def connect_peers(self, service: Service) -> None:
         policy = HostPolicy(allowed_private_networks=("0.0.0.0/0",))
         resolver = CheckedResolver(policy, FakeResolver(["10.0.0.2"]), self.reactor)
-        service.context.lists = EvaluationLists(
+        service.context.evaluation_lists = EvaluationLists(
             service.registry, self.reactor, resolver, lambda *_: self.agent
         )
 
@@ -278,7 +278,7 @@ class UnavailablePeerTests(SeveralTestCase):
     def test_defect_leaves_one_daemon_out_of_the_list(self) -> None:
         self.list_without(lambda: fail(ZeroDivisionError()))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.services["a"].context.lists.joint_lists_budget.used, 0)
+        self.assertEqual(self.services["a"].context.evaluation_lists.joint_lists_budget.used, 0)
 
     def test_peer_without_an_answer_in_two_seconds_is_left_out(self) -> None:
         cancelled: list[Any] = []
@@ -306,7 +306,7 @@ class UnavailablePeerTests(SeveralTestCase):
         self.assertEqual(self.warnings, [])
 
     def test_lists_at_once_are_bounded_for_a_caller_and_for_all(self) -> None:
-        budget = self.services["a"].context.lists.joint_lists_budget
+        budget = self.services["a"].context.evaluation_lists.joint_lists_budget
         waiting: list[Deferred[Any]] = []
 
         def wait() -> Deferred[Any]:
@@ -363,7 +363,7 @@ class RequestTests(SeveralTestCase):
             return pinned
 
         made._agent = agent
-        service.context.lists = made
+        service.context.evaluation_lists = made
         asked = self.send("a")
         self.assertEqual(limits[0].remaining_bytes, 16 * 1024 + 33 * lists.MAX_LIST_ENTRY_BYTES)
         self.assertEqual(self.reactor.tcpClients[0][:2], ("10.0.0.9", 8080))

@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IAddress
 
 from tawebeval import __version__
 from tawebeval.config import Configuration, HttpSettings
-from tawebeval.web.auth import Authentication, RateLimit
+from tawebeval.web.auth import Authenticator, RateLimit
 from tawebeval.web.routes import METRICS_MEDIA_TYPE, HealthAndMetrics
 from tests.cases.polls import TOKENS
 from tests.cases.web import END, WebTestCase
@@ -308,9 +308,9 @@ class OperationsTestCase(WebTestCase):
         self.obstacles: list[str] = []
         self.let_read_metrics(None)
 
-    def let_read_metrics(self, authentication: Authentication | None) -> None:
-        """Let those read the metrics whom `authentication` knows; None: this machine."""
-        metrics = HealthAndMetrics(lambda: self.obstacles, lambda: b"some 1\n", authentication)
+    def let_read_metrics(self, authenticator: Authenticator | None) -> None:
+        """Let those read the metrics whom `authenticator` knows; None: this machine."""
+        metrics = HealthAndMetrics(lambda: self.obstacles, lambda: b"some 1\n", authenticator)
         self.set("health_and_metrics", metrics)
 
     def set(self, name: str, value: object) -> None:
@@ -400,7 +400,7 @@ class MetricsTests(OperationsTestCase):
         tokens = self.root / "tokens"
         tokens.write_text(f"prometheus sha256:{sha256(TOKEN.encode()).hexdigest()}\n")
         rate = RateLimit(0, self.service.reactor.seconds)
-        self.let_read_metrics(Authentication(rate, tokens))
+        self.let_read_metrics(Authenticator(rate, tokens))
         far = IPv4Address("TCP", "192.0.2.7", 1)
         self.metrics(200, far, Authorization=f"Bearer {TOKEN}", X_Forwarded_For="x")
         answer = self.metrics(401, far, Authorization="Bearer tawebeval_other")

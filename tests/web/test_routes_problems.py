@@ -16,10 +16,10 @@ from tawebeval.config import (
     ProblemSettings,
 )
 from tawebeval.web.statements import (
+    MAX_CACHED_DOCUMENTS,
     MAX_DOCUMENT_AGE_SECONDS,
-    MAX_DOCUMENTS,
-    MAX_PICTURE_BYTES,
     MAX_STATEMENT_BYTES,
+    MAX_TOTAL_PICTURE_BYTES,
 )
 from tests.cases.web import CallerTestCase, Tokens, WebTestCase
 from tests.fakes.clients import MULTIPART, Answer, Part, form, parts
@@ -180,7 +180,7 @@ class ProblemTests(WebTestCase):
         self.write("statement.md", b"English")
         self.write("statement.it.md", b"Italiano")
         asked = self.service.world.repositories.asked
-        for number in range(MAX_DOCUMENTS + 1):
+        for number in range(MAX_CACHED_DOCUMENTS + 1):
             language = f"a{chr(ord('a') + number % 26)}{chr(ord('a') + number // 26)}"
             self.assertEqual(self.read(language=language)["statement"], "English")
         self.assertEqual(len(asked), 1)
@@ -245,7 +245,7 @@ class ProblemTests(WebTestCase):
 
     def test_pictures_beyond_the_bound_are_left_out(self) -> None:
         self.write("statement.md", b"![](a.png) ![](b.png) ![](c.png)")
-        for name, size in (("a.png", 1), ("b.png", MAX_PICTURE_BYTES), ("c.png", 1)):
+        for name, size in (("a.png", 1), ("b.png", MAX_TOTAL_PICTURE_BYTES), ("c.png", 1)):
             self.write(name, b"x" * size)
         self.assertEqual(set(self.read()["pictures"]), {"a.png", "c.png"})
 

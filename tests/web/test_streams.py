@@ -195,7 +195,7 @@ class ClientGoneTests(StreamTestCase):
 class TurnTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.turns = streams.StreamTurns(self.clock)
+        self.scheduler = streams.StreamScheduler(self.clock)
         self.seconds = 0.0
         self.patch(streams, "perf_counter", lambda: self.seconds)
         self.went_on: list[str] = []
@@ -205,7 +205,7 @@ class TurnTests(SynchronousTestCase):
             self.seconds += 0.002
             self.went_on.append(caller)
 
-        return self.turns.wait(caller).addCallback(go_on)
+        return self.scheduler.wait_for_turn(caller).addCallback(go_on)
 
     def test_turns_of_streams_alternate_between_callers(self) -> None:
         gone = self.wait("eve")
@@ -213,7 +213,7 @@ class TurnTests(SynchronousTestCase):
         self.failureResultOf(gone, CancelledError)
         waiting = [self.wait("alice") for _ in range(150)]
         waiting.append(self.wait("bob"))
-        call = self.turns._run
+        call = self.scheduler._run
         call()
         self.assertEqual(self.went_on, ["alice", "bob", "alice"])
         self.wait("bob")
@@ -224,7 +224,7 @@ class TurnTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_paused_stream_waits_for_a_turn_when_it_resumes(self) -> None:
-        flow = streams.StreamFlowControl(self.turns, "alice")
+        flow = streams.StreamFlowControl(self.scheduler, "alice")
         flow.pauseProducing()
         ready = Deferred.fromCoroutine(flow.wait_until_ready())
         self.clock.advance(0)
@@ -264,7 +264,7 @@ class FramingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.encoded: list[int] = []
         self.framing = attrs.evolve(EVENT_STREAM_FRAMING, encode_events=self.encode)
-        self.batches = streams.FramedBatches()
+        self.batches = streams.FrameCache()
 
     def encode(self, begin_cursor: int, batch: EventBatch) -> bytes:
         self.encoded.append(begin_cursor)
@@ -272,7 +272,7 @@ class FramingTests(SynchronousTestCase):
 
     def frame(self, begin_cursor: int, lines: bytes) -> None:
         batch = EventBatch(lines.count(b"\n"), lines)
-        framed = self.batches.frame(self.framing, begin_cursor, batch)
+        framed = self.batches.frame_batch(self.framing, begin_cursor, batch)
         self.assertEqual(framed, EVENT_STREAM_FRAMING.encode_events(begin_cursor, batch))
 
     def test_batch_is_framed_once_for_all_readers_at_the_same_place(self) -> None:
@@ -292,7 +292,7 @@ class FramingTests(SynchronousTestCase):
         self.assertEqual(self.batches._framed, {})
         for begin_cursor in range(100):
             self.frame(begin_cursor, b"1\n")
-        self.assertEqual(len(self.batches._framed), streams.MAX_FRAMED_BATCHES)
+        self.assertEqual(len(self.batches._framed), streams.MAX_CACHED_BATCHES)
 
 
 class DefectTests(StreamTestCase):

@@ -171,7 +171,7 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").mkdir()
         connection.lose()
         spool = self.service.registry.submissions.budget
-        unwritten = self.service.context.form_receiver_factory.unwritten
+        unwritten = self.service.context.form_receiver_factory.unwritten_uploads
         self.assertEqual((spool.used, unwritten.size_bytes), (0, 0))
 
 
@@ -191,7 +191,7 @@ class GivenUpTests(RawTestCase):
             connection.lose()
             self.assertEqual(self.service.leftovers(), [])
             budget = self.service.registry.submissions.budget
-            unwritten = self.service.context.form_receiver_factory.unwritten
+            unwritten = self.service.context.form_receiver_factory.unwritten_uploads
             self.assertEqual((budget.used, unwritten.size_bytes), (0, 0))
             self.assertEqual(self.service.reactor.getDelayedCalls(), [])
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)

@@ -42,7 +42,7 @@ class SlowDiskTests(RawTestCase):
             self.root / "slow", self.configuration, running=4, uploading=self.threads
         )
         self.spool = self.service.registry.submissions.budget
-        self.unwritten = self.service.context.form_receiver_factory.unwritten
+        self.unwritten = self.service.context.form_receiver_factory.unwritten_uploads
 
     def close(self) -> None:
         self.threads.finish()

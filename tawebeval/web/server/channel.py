@@ -71,7 +71,7 @@ from tawebeval.web.server.messages import (
     MAX_PATH_BYTES,
     PREFLIGHT_HEADERS,
     RequestLog,
-    check_hosts,
+    check_host_headers,
     check_method_and_path,
     encode_head,
     encode_refusal,
@@ -436,7 +436,7 @@ class ApiChannel(HTTPChannel):
             return False
         return version == b"HTTP/1.1"
 
-    def count_body(self, size: int) -> None:
+    def count_body_bytes(self, size: int) -> None:
         """Count received bytes of the body, without its chunked framing."""
         self._body_size += size
 
@@ -476,7 +476,7 @@ class ApiChannel(HTTPChannel):
                 self._begin_window(max(0.0, self._window_end))  # its end may have been overdue
             self._networkProducer.resumeProducing()
 
-    def drop_body(self) -> None:
+    def close_after_response(self) -> None:
         """Close after this response; abort if the body takes longer than some seconds."""
         self.persistent = False
         self._read_deadline.set(_LINGER, self.forceAbortClient)
@@ -527,7 +527,7 @@ class ApiChannel(HTTPChannel):
             self.persistent = False
             if not request.responseHeaders.hasHeader(b"Connection"):
                 request.responseHeaders.setRawHeaders(b"Connection", [b"close"])
-        return encode_head(request, request.encoded_headers, self.site.origins)
+        return encode_head(request, request.encoded_headers, self.site.allowed_origins)
 
     def pauseProducing(self) -> None:
         """Set the deadline for the client: the transport's buffer is full."""
@@ -673,7 +673,7 @@ class ApiChannel(HTTPChannel):
             return
         status = ERROR_STATUSES[type(error)].value
         self.site.request_log.record_refusal(status, self.peer_address)
-        self.write(encode_refusal(self.site.origins, error))
+        self.write(encode_refusal(self.site.allowed_origins, error))
         self._close_write_side()
 
 
@@ -745,7 +745,7 @@ class ApiRequest(Request):
                 # Without a slash relative links of a page there would lead out of it.
                 raise ResourceMoved(f"{site.settings.base_path}/")
             check_method_and_path(self.method, self.path)
-            check_hosts(get_header_values(self.requestHeaders, "Host"), self.clientproto)
+            check_host_headers(get_header_values(self.requestHeaders, "Host"), self.clientproto)
             if self.raw_query:
                 self.query = parse_query(self.raw_query)
             if self.method != b"OPTIONS":
@@ -768,7 +768,7 @@ class ApiRequest(Request):
         if client is None:
             return
         self.client_address, group = client, compute_address_group(client)
-        if not site.reserve_address_place(group):
+        if not site.take_client_slot(group):
             raise ServerBusy(
                 "too many requests of this client at the same time (http.connections_per_address);"
                 " try again later",
@@ -778,7 +778,7 @@ class ApiRequest(Request):
 
     def handleContentChunk(self, data: bytes) -> None:
         """Parse a part of the body."""
-        self.channel.count_body(len(data))
+        self.channel.count_body_bytes(len(data))
         try:
             if self._is_refused:
                 return
@@ -812,7 +812,7 @@ class ApiRequest(Request):
         self._drop_form()
         if body_follows:
             self.setHeader(b"Connection", b"close")
-            self.channel.drop_body()
+            self.channel.close_after_response()
         self.write(messages.prepare_error_response(self, error))
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
@@ -888,7 +888,7 @@ class ApiRequest(Request):
     def _record(self, status: int) -> None:
         """Count the request, unless it has no complete head."""
         site = self.channel.site
-        site.release_address_place(self._address_group)
+        site.release_client_slot(self._address_group)
         self._address_group = ""
         if self._started_at is not None:
             took = site.clock.seconds() - self._started_at
@@ -967,7 +967,7 @@ class ApiSite(Site):
         return host, self.proxies.is_trusted(host)
 
     @property
-    def origins(self) -> Collection[str]:
+    def allowed_origins(self) -> Collection[str]:
         """Origins whose pages may read responses; `*` = any."""
         return self._owner.configuration.callers.origins
 
@@ -979,9 +979,7 @@ class ApiSite(Site):
     def add_connection(self, connection: ApiChannel, group: str) -> bool:
         """Add a connection of an address group; return False, without counting, at a limit."""
         self._connections[connection] = None
-        if self.connection_count >= self.settings.connections or not self.reserve_address_place(
-            group
-        ):
+        if self.connection_count >= self.settings.connections or not self.take_client_slot(group):
             return False
         self.connection_count += 1
         return True
@@ -991,10 +989,10 @@ class ApiSite(Site):
         del self._connections[connection]
         if group is not None:
             self.connection_count -= 1
-            self.release_address_place(group)
+            self.release_client_slot(group)
         self._removed.notify()
 
-    def reserve_address_place(self, group: str) -> bool:
+    def take_client_slot(self, group: str) -> bool:
         """Count a connection or request of a group; return False at the limit.
 
         An empty group has no limit.
@@ -1006,7 +1004,7 @@ class ApiSite(Site):
             self.counts_by_address[group] += 1
         return True
 
-    def release_address_place(self, group: str) -> None:
+    def release_client_slot(self, group: str) -> None:
         """Count a connection or request of a group no more."""
         if group:
             self.counts_by_address[group] -= 1
@@ -1019,7 +1017,7 @@ class ApiSite(Site):
         for connection in list(self._connections):
             connection.close_if_idle()
 
-    def abort_requests(self, is_permitted: Callable[[ApiRequest], bool]) -> None:
+    def abort_requests_unless(self, is_permitted: Callable[[ApiRequest], bool]) -> None:
         """Close the connections of requests that are not permitted any more."""
         for connection in list(self._connections):
             if not all(map(is_permitted, connection.requests)):

@@ -2,7 +2,7 @@
 
 Clients without a token choose every byte of a header, and the reactor waits for the parser. So all
 code reads headers by `get_header_values` and the functions over it: a header has at most
-`MAX_HEADER_BYTES`, and no pattern here backtracks.
+`MAX_BYTES_PER_HEADER`, and no pattern here backtracks.
 
 Exceptions become problem details (RFC 9457), whose status is in `ERROR_STATUSES`. The member
 `message` repeats `detail`; TuringArena's clients read it.
@@ -38,7 +38,7 @@ from tawebeval.errors import (
 )
 from tawebeval.sandbox.workspace import derive_log_pseudonym
 
-MAX_HEADER_BYTES = 1024
+MAX_BYTES_PER_HEADER = 1024
 """Maximum of bytes of a header that the daemon reads, in all its lines together."""
 
 _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*+"?)++')  # of a list; quotes may have commas
@@ -51,10 +51,10 @@ def get_header_values(headers: Headers, name: str) -> Sequence[bytes]:
     if values is None:
         return ()
     size = sum(map(len, values))
-    if size > MAX_HEADER_BYTES:
+    if size > MAX_BYTES_PER_HEADER:
         raise HeaderTooLarge(
             f"{name}: the header has {format_size(size)}; the limit is"
-            f" {format_size(MAX_HEADER_BYTES)}"
+            f" {format_size(MAX_BYTES_PER_HEADER)}"
         )
     return values
 
@@ -65,17 +65,17 @@ def get_header_elements(headers: Headers, name: str) -> list[str]:
     The list may be in one line or in several (RFC 9110, section 5.3).
     """
     values = get_header_values(headers, name)
-    return split_elements(b",".join(values)) if values else []
+    return split_header_elements(b",".join(values)) if values else []
 
 
-def split_elements(joined: bytes) -> list[str]:
+def split_header_elements(joined: bytes) -> list[str]:
     """Return the elements of a list, without empty ones."""
     found = _ELEMENT.findall(joined.decode("latin-1"))
     return [stripped for each in found if (stripped := each.strip(" \t"))]
 
 
-def parse_weights(elements: Sequence[str]) -> Mapping[str, float]:
-    """Return the weights of the elements of `Accept` or `Accept-Encoding`, by lower-case name.
+def parse_qvalues(elements: Sequence[str]) -> Mapping[str, float]:
+    """Return the weights of the elements of `Accept` and its like, by lower-case name (RFC 9110).
 
     Parameters other than `q` are ignored, and elements with an invalid weight. Of a repeated
     element the highest weight counts.
@@ -145,7 +145,7 @@ def check_method_and_path(method: bytes, path: bytes) -> None:
             raise MalformedRequest("the path is not UTF-8") from None
 
 
-def check_hosts(hosts: Sequence[bytes], version: bytes) -> None:
+def check_host_headers(hosts: Sequence[bytes], version: bytes) -> None:
     """Check the headers `Host` (RFC 9112, section 3.2). Raises: MalformedRequest."""
     if not hosts and version != b"HTTP/1.0":
         raise MalformedRequest("Host: the header is required")

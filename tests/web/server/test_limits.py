@@ -228,14 +228,14 @@ class LimitTests(ProxiedTestCase):
         def refuse(*_: object) -> str:
             raise Unauthorized("no")
 
-        self.patch(type(self.service.context.authentication), "authenticate_token", refuse)
+        self.patch(type(self.service.context.authenticator), "authenticate_token", refuse)
         connection = self.wait("192.0.2.7")
         self.check_raw(connection.answer(), 401)
         self.assertEqual(self.service.site.counts_by_address, {})
 
     def test_request_over_the_limit_of_concurrent_ones_uses_up_no_rate(self) -> None:
         asked: list[object] = []
-        access = self.service.context.authentication
+        access = self.service.context.authenticator
         admit = type(access).authenticate_token
 
         def count(self: Any, *arguments: Any) -> str:

@@ -6,7 +6,7 @@ import time
 from typing import ClassVar
 
 from tawebeval.config import Configuration, HttpSettings
-from tawebeval.web.server.messages import MAX_HEADER_BYTES
+from tawebeval.web.server.messages import MAX_BYTES_PER_HEADER
 from tests.cases.web import RawTestCase, Tokens
 from tests.fakes.clients import head
 
@@ -79,7 +79,7 @@ class LimitTests(HeadTestCase):
             headers += [("Accept", "text/event-stream")] * (name == "Last-Event-ID")
             headers = [pair for pair in headers if pair[0] != name]
             separator = "; a=" if name == "Content-Type" else ", "
-            for size, count in ((MAX_HEADER_BYTES, 1), (MAX_HEADER_BYTES // 2, 2)):
+            for size, count in ((MAX_BYTES_PER_HEADER, 1), (MAX_BYTES_PER_HEADER // 2, 2)):
                 value = (begin + separator).ljust(size, "y")
                 self.assertNotEqual(
                     self.exchange_bytes(

@@ -23,7 +23,7 @@ from twisted.web.websocket import WebSocketResource
 
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.web.server.channel import ApiSite
-from tawebeval.web.streams import EventWebSocket, StreamTurns, prepare_handshake
+from tawebeval.web.streams import EventWebSocket, StreamScheduler, check_websocket_handshake
 from tests.cases.certificates import make_certificate
 from tests.cases.patience import PATIENCE
 from tests.cases.settings import with_constants
@@ -42,7 +42,7 @@ class EchoingApplication:
     """An application that makes each request a WebSocket."""
 
     def __init__(self) -> None:
-        self.turns = StreamTurns(reactor)
+        self.scheduler = StreamScheduler(reactor)
 
     def identify_caller(self, request: Any) -> str:
         return "a"
@@ -57,9 +57,9 @@ class EchoingApplication:
         return "", "", None
 
     def render(self, request: Any) -> Any:
-        prepare_handshake(request)
+        check_websocket_handshake(request)
         WebSocketResource(EventWebSocket()).render_GET(request)
-        request.channel.wait_for_websocket_turn = partial(self.turns.wait, "a")
+        request.channel.wait_for_websocket_turn = partial(self.scheduler.wait_for_turn, "a")
         return NOT_DONE_YET
 
 
