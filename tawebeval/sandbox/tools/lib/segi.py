@@ -564,7 +564,7 @@ class Interaction(NamedTuple):
 
     solution: Result
     interactor: Result
-    is_interactor_first: bool
+    has_interactor_ended_first: bool
     """Whether the interactor ended first. A program that fails because the other one has ended
     ends after it."""
 

@@ -81,7 +81,7 @@ class Subtask(NamedTuple):
     cases: Sequence[int]
 
 
-class Case(NamedTuple):
+class InputSource(NamedTuple):
     """How to make an input: by a command of the generator, or as a copy."""
 
     generator_arguments: Sequence[str]
@@ -114,7 +114,7 @@ class Task:
         self.checker = self.find_program("check/checker", "cor/correttore")
         self.generator = self.find_program("gen/generator", "gen/generatore")
         self.official = self.find_program("sol/solution", "sol/soluzione")
-        self.cases: list[Case] = []
+        self.cases: list[InputSource] = []
         self.owners: dict[int, int] = {}
         """The number of the subtask that a case is made for, from 1 on."""
         self.subtasks = self._read_subtasks()
@@ -157,9 +157,9 @@ class Task:
             words, comment = [*line.split("#", 1), ""][:2]
             comment = comment.strip()
             if words.strip():
-                self.cases.append(Case(shlex.split(words)))
+                self.cases.append(InputSource(shlex.split(words)))
             elif comment.startswith("COPY:"):
-                self.cases.append(Case((), comment[5:].strip()))
+                self.cases.append(InputSource((), comment[5:].strip()))
             elif comment.startswith("ST:"):
                 name = f"subtask {len(subtasks)}"
                 points = segi_judge.read_number(comment[3:].strip(), f"gen/GEN: {name}")
@@ -181,7 +181,7 @@ class Task:
         if not self.cases:
             count = self.read_number("n_input")
             inputs = len(list((self.root / "input").glob("input*.txt")))
-            self.cases = [Case(())] * int(inputs if count is None else count)
+            self.cases = [InputSource(())] * int(inputs if count is None else count)
         everything = range(len(self.cases))
         kind = str(self.metadata.get("score_type", ""))
         parameters = self.metadata.get("score_type_parameters")
@@ -240,7 +240,7 @@ class Task:
             raise segi_judge.PackageError(f"task.yaml: testcases {which!r} are no cases")
         return cases
 
-    def is_public(self, number: int) -> bool:
+    def is_public_case(self, number: int) -> bool:
         """Tell whether people may see a case."""
         public = self.metadata.get("public_testcases", self.metadata.get("risultati", ""))
         words = public if isinstance(public, list) else str(public).split(",")
@@ -279,21 +279,22 @@ class Outcome(NamedTuple):
 class Judge:
     """Judges one submission."""
 
-    def __init__(self, task: Task, options: segi_judge.Options) -> None:
+    def __init__(self, task: Task, options: segi_judge.JudgeOptions) -> None:
         self.task, self.options = task, options
         # CMS shows the outcome of a public case alone, and often all cases are public.
-        self.report = segi_judge.Report(len(task.cases), options, shows_expected=False)
+        self.report = segi_judge.CaseReporter(len(task.cases), options, shows_expected=False)
+        limit = options.case_cpu_seconds or task.time_limit_seconds
         self.limits: Any = {
-            "time": options.time or task.time_limit_seconds or segi_judge.DEFAULT_CASE_CPU_SECONDS,
+            "time": limit or segi_judge.DEFAULT_CASE_CPU_SECONDS,
             "memory": segi_judge.choose_memory_limit_bytes(task.memory),
             "output": segi_judge.MAX_OUTPUT_BYTES,
         }
         self.programs: dict[Path, segi.Solution] = {}
         self.made = segi.make_directory()  # what is made for a case takes the place of the last
 
-    def run(self) -> segi_judge.Total:
+    def run(self) -> segi_judge.TotalResult:
         """Judge all cases. Raises: PackageError, RunError."""
-        task, files = self.task, segi_judge.find_files()
+        task, files = self.task, segi_judge.find_submission_files()
         solution = None
         if not task.is_output_only:
             solution = self._build_submission(files, self.options)
@@ -317,7 +318,7 @@ class Judge:
                     outcome.judgement,
                     outcome.result,
                     points=None if subtask.name else outcome.score * self._share(subtask),
-                    is_secret=not task.is_public(number),
+                    is_secret=not task.is_public_case(number),
                 )
             scores = [judged[number].score for number in subtask.cases]
             if not subtask.name:
@@ -334,20 +335,20 @@ class Judge:
         is_accepted = total >= maximum - 1e-9
         if not maximum:  # all submissions have reached it
             is_accepted = all(each.judgement.is_accepted for each in judged.values())
-        return segi_judge.Total(is_accepted, total, maximum)
+        return segi_judge.TotalResult(is_accepted, total, maximum)
 
     def prepare_submission(self) -> segi_judge.PreparedSubmission | None:
         """Build the submission to run on any input. Raises: PackageError, RunError."""
         if self.task.is_output_only or self.task.manager or self.task.controller:
             return None
-        solution = self._build_submission(segi_judge.find_files(), self.options)
+        solution = self._build_submission(segi_judge.find_submission_files(), self.options)
         return segi_judge.PreparedSubmission(solution, self.limits, *self._find_names())
 
     def _share(self, subtask: Subtask) -> float:
         return subtask.points / max(len(subtask.cases), 1)
 
     def _build_submission(
-        self, files: Sequence[Path], options: segi_judge.Options | None
+        self, files: Sequence[Path], options: segi_judge.JudgeOptions | None
     ) -> segi.Solution:
         """Build a submission with grader or stub, under the name of the task."""
         stem = "stub" if self.task.manager or self.task.controller else "grader"
@@ -676,13 +677,13 @@ def _read_score(result: segi.Result, name: str) -> Outcome:
     return Outcome(segi.Judgement("wrong_answer", message))
 
 
-def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
+def judge(root: Path, options: segi_judge.JudgeOptions) -> segi_judge.TotalResult:
     """Judge the submission. Raises: PackageError, RunError."""
     return Judge(Task(root), options).run()
 
 
 def prepare_submission(
-    root: Path, options: segi_judge.Options
+    root: Path, options: segi_judge.JudgeOptions
 ) -> segi_judge.PreparedSubmission | None:
     """Build the submission to run on any input. Raises: PackageError, RunError."""
     return Judge(Task(root), options).prepare_submission()
@@ -694,7 +695,7 @@ def build_programs(root: Path) -> None:
     Raises: PackageError, RunError.
     """
     task = Task(root)
-    judge = Judge(task, segi_judge.Options(None, reveals_secret_cases=False))
+    judge = Judge(task, segi_judge.JudgeOptions(None, reveals_secret_cases=False))
     place = Path(os.environ["TEMPORARY_DIRECTORY"])
     for program in (task.checker, task.manager, task.controller):
         if program is not None:
@@ -720,7 +721,7 @@ def check_inputs(root: Path) -> Iterator[tuple[str, segi.Judgement]]:
     path = task.find_program("gen/validator", "gen/valida")
     if path is None:
         return
-    judge = Judge(task, segi_judge.Options(None, reveals_secret_cases=True))
+    judge = Judge(task, segi_judge.JudgeOptions(None, reveals_secret_cases=True))
     for case, number in sorted(task.owners.items()):
         program, source = judge.build_package_program(path), judge.find_or_make_input(case)
         found = segi_judge.run_validator(program, source, [str(number)], by_path=True)

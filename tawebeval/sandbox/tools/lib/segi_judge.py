@@ -1,7 +1,7 @@
 """Judge for problem packages as they are: what `tawebeval-judge` runs, and what all formats share.
 
 Each module of a format has five functions: `judge` builds the submission, runs the cases and
-returns a `Total`; `prepare_submission` builds it to run on an input of its author's own;
+returns a `TotalResult`; `prepare_submission` builds it to run on an input of its author's own;
 `build_programs` builds what `judge` needs of the package, which `--build` keeps;
 `list_reference_submissions` returns the submissions of the package and what it says of each;
 `check_inputs` yields what the package's validators say of its inputs. Programs of the package
@@ -70,16 +70,16 @@ class PackageError(Exception):
         self.detail = detail
 
 
-class Options(NamedTuple):
+class JudgeOptions(NamedTuple):
     """What the command line says."""
 
-    time: float | None
+    case_cpu_seconds: float | None
     """Seconds of processor time of a case, in place of the package's."""
     reveals_secret_cases: bool
     """Whether to send messages and excerpts of secret cases, too."""
 
 
-class Total(NamedTuple):
+class TotalResult(NamedTuple):
     """The result of all cases; `score` is None if the problem has none."""
 
     is_accepted: bool
@@ -116,14 +116,14 @@ class ReferenceListing(NamedTuple):
     resolution: float = 1.0
 
 
-class Report:
+class CaseReporter:
     """Sends the cases of a submission, and keeps what is secret.
 
     `shows_expected` says whether the expected output of a case that is not secret is sent, too.
     Raises: PackageError, without a case.
     """
 
-    def __init__(self, total: int, options: Options, *, shows_expected: bool = True) -> None:
+    def __init__(self, total: int, options: JudgeOptions, *, shows_expected: bool = True) -> None:
         # Without any, all submissions would be accepted.
         if not total:
             raise PackageError("the package has no cases")
@@ -180,7 +180,7 @@ def read_number(value: Any, name: str) -> float:
     return number
 
 
-def find_files() -> list[Path]:
+def find_submission_files() -> list[Path]:
     """Return all files of the submission, that of the field `source` first; exit without one."""
     prefix = "SUBMISSION_FILE_"
     names = sorted(name for name in os.environ if name.startswith(prefix))
@@ -197,7 +197,7 @@ def normalize_extension(path: Path) -> str:
 
 def build_sources(
     files: Sequence[Path],
-    options: Options | None = None,
+    options: JudgeOptions | None = None,
     *,
     main: str | None = None,
     extra: Iterable[Path] = (),
@@ -224,7 +224,7 @@ def _reuse(path: Path, build: Callable[[], segi.Solution]) -> segi.Solution:
 
 
 def _build(
-    files: Sequence[Path], options: Options | None, main: str | None, extra: Iterable[Path]
+    files: Sequence[Path], options: JudgeOptions | None, main: str | None, extra: Iterable[Path]
 ) -> segi.Solution:
     place = segi.make_directory()
     for file in (*files, *extra):
@@ -346,7 +346,7 @@ class PreparedSubmission(NamedTuple):
     output_name: str = ""
 
 
-def run_own_input(module: Any, root: Path, options: Options, source: Path) -> None:
+def run_on_own_input(module: Any, root: Path, options: JudgeOptions, source: Path) -> None:
     """Run the submission on an input of its author's own, and print its output; judge nothing.
 
     Raises: PackageError, RunError.
@@ -463,7 +463,7 @@ def exit_with_error(message: str) -> NoReturn:
     sys.exit(f"tawebeval-judge: {message}")
 
 
-def find_format(root: Path) -> Any:
+def load_format_module(root: Path) -> Any:
     """Return the module of the format of a package. Raises: PackageError."""
     for name, module, _ in FORMATS:
         if (root / name).is_file():
@@ -491,7 +491,7 @@ def main() -> None:
     words = parser.parse_args()
     root = Path.cwd()
     try:
-        module = find_format(root)
+        module = load_format_module(root)
         if words.build:
             _build_programs(root, module)
             return
@@ -505,11 +505,11 @@ def main() -> None:
             references = [reference._asdict() for reference in listing.references]
             segi.send({"type": "references", **listing._asdict(), "references": references})
             return
-        options = Options(words.time, words.explain)
+        options = JudgeOptions(words.time, words.explain)
         if own_input := os.environ.pop("SUBMISSION_FILE_OWN_INPUT", None):
-            run_own_input(module, root, options, Path(own_input))
+            run_on_own_input(module, root, options, Path(own_input))
             return
-        total: Total = module.judge(root, options)
+        total: TotalResult = module.judge(root, options)
     except PackageError as error:
         shows = words.explain or words.inputs
         why = error.detail if shows else "run `tawebeval check` to see why"

@@ -231,14 +231,14 @@ def _read_group(directory: Path, name: str, inherited: Mapping[str, Any]) -> Gro
 class Scoring(NamedTuple):
     """How a group makes one result of those of its members."""
 
-    breaks: bool
+    stops_at_rejection: bool
     """Whether the first rejection ends the group."""
     verdict_mode: str
     score_mode: str
     accept_score: float
     reject_score: float
     maximum: float | None
-    accepts_any: bool
+    accepts_if_any_accepted: bool
 
 
 def _read_scoring(group: Group, problem: Problem) -> Scoring:
@@ -293,14 +293,14 @@ def _read_new_scoring(group: Group, settings: Mapping[str, Any]) -> Scoring:
     if mode == "sum" and not has_groups:
         share /= max(len(list(group.list_cases())), 1)
     return Scoring(
-        breaks=mode != "sum" and not has_groups,
+        stops_at_rejection=mode != "sum" and not has_groups,
         # The score counts, not the verdict, but for what other groups require.
         verdict_mode="worst_error",
         score_mode="sum" if mode == "sum" else "min",
         accept_score=share,
         reject_score=0.0,
         maximum=maximum,
-        accepts_any=has_groups or mode == "sum",
+        accepts_if_any_accepted=has_groups or mode == "sum",
     )
 
 
@@ -321,7 +321,7 @@ def _find_maximum(group: Group, problem: Problem) -> float | None:
 class Judge:
     """Judges one submission."""
 
-    def __init__(self, problem: Problem, options: segi_judge.Options) -> None:
+    def __init__(self, problem: Problem, options: segi_judge.JudgeOptions) -> None:
         self.problem, self.options = problem, options
         self.root_group = problem.read_groups()
         self.answers: Sequence[Path] | None = None  # submitted in place of a program
@@ -332,17 +332,17 @@ class Judge:
         for case in cases:
             if not case.answer.is_file():
                 raise segi_judge.PackageError("a case has no answer", f"{case.name}.ans is missing")
-        self.report = segi_judge.Report(len(cases), options)
+        self.report = segi_judge.CaseReporter(len(cases), options)
         self.validators: list[segi.Solution] = []
         self.solution = segi.Solution((), ())
-        limit = options.time or problem.time_limit_seconds
+        limit = options.case_cpu_seconds or problem.time_limit_seconds
         self.time = limit or segi_judge.DEFAULT_CASE_CPU_SECONDS
         self.memory = segi_judge.choose_memory_limit_bytes(problem.memory)
         self.verdicts: dict[str, str] = {}  # of groups
 
-    def run(self) -> segi_judge.Total:
+    def run(self) -> segi_judge.TotalResult:
         """Judge all cases. Raises: PackageError, RunError."""
-        files = segi_judge.find_files()
+        files = segi_judge.find_submission_files()
         is_for_author = self.options.reveals_secret_cases
         if is_for_author:  # it may be a submission of the package, which has constants, too
             place = segi.make_directory()
@@ -366,7 +366,7 @@ class Judge:
         scoring = _read_scoring(self.root_group, self.problem)
         outcomes: list[Outcome] = []
         for group in self.root_group.members:
-            if self._stops(outcomes, scoring.breaks and not self.problem.is_scoring):
+            if self._stops(outcomes, scoring.stops_at_rejection and not self.problem.is_scoring):
                 self._skip(group)
             else:
                 outcomes.append(self._judge_group(group))
@@ -376,7 +376,7 @@ class Judge:
         """Build the submission to run on any input. Raises: PackageError, RunError."""
         if self.problem.kinds & {"interactive", "multi-pass", "submit-answer"}:
             return None
-        self.solution = self._build_submission(segi_judge.find_files())
+        self.solution = self._build_submission(segi_judge.find_submission_files())
         limits = None if self.solution.fault else self._make_limits()
         return segi_judge.PreparedSubmission(self.solution, limits)
 
@@ -384,15 +384,15 @@ class Judge:
         includes = _find_includes(self.problem.root, files[0])
         return segi_judge.build_sources(files, self.options, extra=includes)
 
-    def _make_total(self, outcomes: list[Outcome]) -> segi_judge.Total:
+    def _make_total(self, outcomes: list[Outcome]) -> segi_judge.TotalResult:
         is_accepted = all(outcome.is_accepted for outcome in outcomes)
         if not self.problem.is_scoring:
-            return segi_judge.Total(is_accepted)
+            return segi_judge.TotalResult(is_accepted)
         # Of sample and secret only the latter counts, as with the flag ignore_sample.
         last, maximum = outcomes[-1], _find_maximum(self.root_group, self.problem)
         score = last.score if last.is_accepted else 0.0
         is_full = score >= maximum - 1e-9 if maximum else is_accepted
-        return segi_judge.Total(is_full, score, maximum)
+        return segi_judge.TotalResult(is_full, score, maximum)
 
     def _stops(self, outcomes: list[Outcome], breaks: bool) -> bool:
         return breaks and any(not outcome.is_accepted for outcome in outcomes)
@@ -411,7 +411,7 @@ class Judge:
             outcome = Outcome("skipped", 0.0)
         else:
             for member in group.members:
-                if self._stops(outcomes, scoring.breaks):
+                if self._stops(outcomes, scoring.stops_at_rejection):
                     self._skip(member)
                 elif isinstance(member, Group):
                     outcomes.append(self._judge_group(member))
@@ -544,7 +544,7 @@ class Judge:
         own: Any = {**trusted, "output": None}  # it is passed on, not kept
         both = solution.interact(self.validators[0], words, own, accept=_ACCEPTED, **limits)
         judged = _judge_by_status(both.interactor)
-        if both.is_interactor_first and not judged.is_accepted:
+        if both.has_interactor_ended_first and not judged.is_accepted:
             return judged, both.solution
         return both.solution.fault or judged, both.solution
 
@@ -569,7 +569,7 @@ def _aggregate(outcomes: list[Outcome], scoring: Scoring) -> Outcome:
     if (
         not verdicts
         or scoring.verdict_mode == "always_accept"
-        or (scoring.accepts_any and len(verdicts) < len(outcomes))
+        or (scoring.accepts_if_any_accepted and len(verdicts) < len(outcomes))
     ):
         verdict = "accepted"
     elif scoring.verdict_mode == "first_error":
@@ -663,13 +663,13 @@ def _find_includes(root: Path, source: Path) -> list[Path]:
     ]
 
 
-def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
+def judge(root: Path, options: segi_judge.JudgeOptions) -> segi_judge.TotalResult:
     """Judge the submission. Raises: PackageError, RunError."""
     return Judge(Problem(root), options).run()
 
 
 def prepare_submission(
-    root: Path, options: segi_judge.Options
+    root: Path, options: segi_judge.JudgeOptions
 ) -> segi_judge.PreparedSubmission | None:
     """Build the submission to run on any input. Raises: PackageError, RunError."""
     return Judge(Problem(root), options).prepare_submission()

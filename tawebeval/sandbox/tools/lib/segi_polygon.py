@@ -132,12 +132,12 @@ class Problem:
 class Judge:
     """Judges one submission."""
 
-    def __init__(self, problem: Problem, options: segi_judge.Options) -> None:
+    def __init__(self, problem: Problem, options: segi_judge.JudgeOptions) -> None:
         self.problem, self.options = problem, options
         problem.check_test_files()
-        self.report = segi_judge.Report(len(problem.tests), options)
+        self.report = segi_judge.CaseReporter(len(problem.tests), options)
         self.limits: Any = {
-            "time": options.time or problem.time_limit_seconds,
+            "time": options.case_cpu_seconds or problem.time_limit_seconds,
             "memory": segi_judge.choose_memory_limit_bytes(problem.memory),
             "output": segi_judge.MAX_OUTPUT_BYTES,
         }
@@ -145,7 +145,7 @@ class Judge:
         self.checker = segi.Solution((), ())
         self.interactor: segi.Solution | None = None
 
-    def run(self) -> segi_judge.Total:
+    def run(self) -> segi_judge.TotalResult:
         """Judge all tests. Raises: PackageError, RunError."""
         problem = self.problem
         self.solution = self._build_submission()
@@ -179,12 +179,12 @@ class Judge:
                 segi_judge.send_subtask_result(f"group {name}", earned, most)
             score, maximum = score + earned, maximum + most
         if has_points:
-            return segi_judge.Total(is_accepted, score, maximum)
-        return segi_judge.Total(is_accepted, score or None)
+            return segi_judge.TotalResult(is_accepted, score, maximum)
+        return segi_judge.TotalResult(is_accepted, score or None)
 
     def _build_submission(self) -> segi.Solution:
         return segi_judge.build_sources(
-            segi_judge.find_files(),
+            segi_judge.find_submission_files(),
             self.options,
             extra=self.problem.list_resources(for_solution=True),
         )
@@ -234,7 +234,7 @@ class Judge:
             )
             judgement = segi.judge_by_checker(both.interactor)
             fault = both.solution.fault
-            if fault and (judgement.is_accepted or not both.is_interactor_first):
+            if fault and (judgement.is_accepted or not both.has_interactor_ended_first):
                 return fault, both.solution
             if not judgement.is_accepted or not output.exists():
                 return judgement, both.solution
@@ -256,13 +256,13 @@ class Judge:
         return segi.judge_by_checker(checked), result
 
 
-def judge(root: Path, options: segi_judge.Options) -> segi_judge.Total:
+def judge(root: Path, options: segi_judge.JudgeOptions) -> segi_judge.TotalResult:
     """Judge the submission. Raises: PackageError, RunError."""
     return Judge(Problem(root), options).run()
 
 
 def prepare_submission(
-    root: Path, options: segi_judge.Options
+    root: Path, options: segi_judge.JudgeOptions
 ) -> segi_judge.PreparedSubmission | None:
     """Build the submission to run on any input. Raises: PackageError, RunError."""
     return Judge(Problem(root), options).prepare_submission()
