@@ -239,12 +239,12 @@ class SimulatedRun(SandboxedRun):
         """Simulate the process."""
         return self.adopt(run, started)
 
-    def describe_for_resume(self) -> dict[str, Any]:
+    def make_resume_data(self) -> dict[str, Any]:
         """Return nothing: no simulated daemon goes on with the run of another one."""
         return {}
 
     def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> Any:
-        """Raise: see `describe_for_resume`."""
+        """Raise: see `make_resume_data`."""
         raise NotImplementedError
 
     def send_signal(self, child: Any, number: int) -> None:

@@ -374,7 +374,7 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
     from tawebeval.config import parse_configuration
     from tawebeval.daemon.configuration import locate_directories, read_configuration
     from tawebeval.linux.privileges import become_user, drop_capabilities, get_user_name
-    from tawebeval.sandbox.environments import import_root, locate_store
+    from tawebeval.sandbox.environments import import_root, locate_environment_store
 
     with exit_on_errors():
         min_free_bytes = read_configuration(config).limits.free_disk_for_readiness
@@ -387,7 +387,7 @@ def import_(name: str, archive: Path, config: Path | None) -> None:
         if os.geteuid() == 0:
             become_user(get_user_name(state.stat().st_uid))
         drop_capabilities()
-        store = locate_store(state)
+        store = locate_environment_store(state)
         quoted = f'"{name}"' if "." in name else name
         table = f'[environments.{quoted}]\nroot = "{store}/sha256-"\n'
         parse_configuration(table)  # checks the name before the work

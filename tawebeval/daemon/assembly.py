@@ -86,7 +86,7 @@ from tawebeval.pinned_agent import CachedPolicyForHTTPS, CheckedResolver, System
 from tawebeval.sandbox.base import LimitMonitor, Sandbox
 from tawebeval.sandbox.probe import (
     ProbeDirectories,
-    open_helper_sandbox,
+    open_git_sandbox,
     open_sandbox,
     reprobe_sandbox,
 )
@@ -463,7 +463,7 @@ def build_repositories(base: AssemblyContext, keyring: GitKeyring) -> Repository
         partial(spawn_child, base.reactor),
         settings.protocols,
         settings.memory,
-        open_helper_sandbox(base.sandbox, directories.sandbox_files_directory),
+        open_git_sandbox(base.sandbox, directories.sandbox_files_directory),
         base.cgroups.git_procs_files,
         base.cgroups.evaluator_niceness,
     )

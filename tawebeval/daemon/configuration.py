@@ -13,7 +13,7 @@ from tawebeval.config import Configuration, add_problem_settings, parse_configur
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import KERNEL_DIRECTORIES
 from tawebeval.linux.privileges import get_home, parse_text_file
-from tawebeval.sandbox.environments import find_environment_root_problem, locate_store
+from tawebeval.sandbox.environments import find_environment_root_problem, locate_environment_store
 
 
 def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configuration:
@@ -53,7 +53,7 @@ def check_sandbox_paths(
     for index, path in enumerate(sandbox.readable):
         remedy = "list only what evaluators need"
         _check_place(f"sandbox.readable[{index}]", path, private, remedy)
-    stores = _list_spellings(locate_store(locate_directories(environment)[0]))
+    stores = _list_spellings(locate_environment_store(locate_directories(environment)[0]))
     remedy = "name the root that `tawebeval environment import` made, or one with nothing else"
     for name, settings in configuration.environments.items():
         setting = f"environments.{name}.root"

@@ -52,7 +52,7 @@ from tawebeval.linux.filetree import open_regular_file
 from tawebeval.linux.starter import MAX_SLOW_READ_CPU_SECONDS
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox.base import EvaluatorExit, SandboxedRun, build_cpu_limit_failure
-from tawebeval.sandbox.workspace import FileRefused
+from tawebeval.sandbox.workspace import EvaluatorFileRefused
 
 PARTIAL_LINE_DELAY_SECONDS = 0.02
 """Seconds that a partial line waits for its rest (docs/evaluators.md)."""
@@ -393,7 +393,7 @@ class Run(ProcessProtocol):
         """Return the content of a file that stdout names, or why it is refused."""
         try:
             content = await self._read_evaluator_file(path)
-        except FileRefused as error:
+        except EvaluatorFileRefused as error:
             return str(error)
         size = compute_base64_size(len(content))
         if self._count_output_within_limit(size) < size:
@@ -466,7 +466,7 @@ class Run(ProcessProtocol):
         if self.usage.cpu_seconds is None and waited is not None:  # no cgroup counts it
             self.usage = attrs.evolve(self.usage, cpu_seconds=waited.ru_utime + waited.ru_stime)
         if self.failure is None and self.exit_status == EvaluatorExit(0):
-            self.failure = limits.find_unnoticed_failure() or self._check_cpu()
+            self.failure = limits.find_node_limit_failure() or self._check_cpu()
         elif self.failure is None and self.exit_status is not None:
             self.failure = await self._ask(limits.find_limit_failure, True)
             if self.failure is None:
@@ -512,7 +512,7 @@ class Run(ProcessProtocol):
             str(self.checkout.path),
             self.deadline,
             handed_to_next_daemon_at,
-            self.sandboxed.describe_for_resume(),
+            self.sandboxed.make_resume_data(),
         )
 
     @property

@@ -34,8 +34,8 @@ from tawebeval.linux.starter import OOM_SCORE_ADJ
 from tawebeval.sandbox.bubblewrap import (
     BWRAP_ERROR_PREFIX,
     READ_ONLY_ACCESS,
-    HelperSandbox,
     SandboxAccess,
+    TrustedCommandSandbox,
 )
 
 GIT_SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -319,7 +319,7 @@ class GitRunner:
     _spawn: Callable[..., ChildProcess]
     _protocols: Sequence[str]
     _memory: int = _MEMORY
-    _box: HelperSandbox = attrs.field(factory=HelperSandbox)
+    _box: TrustedCommandSandbox = attrs.field(factory=TrustedCommandSandbox)
     _entry: Sequence[str] = ()
     _niceness: int = 0
 

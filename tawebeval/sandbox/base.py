@@ -52,8 +52,8 @@ from tawebeval.sandbox.workspace import (
 LARGE_INSPECTED_ENTRY_COUNT = 5_000
 """Inspected entries of a count from which on other runs do not wait for the run: some 50 ms."""
 
-SIGNIFICANT_DISK_USAGE_BYTES = 2**20
-"""Bytes on the disk from which on a run matters to a nearly full disk."""
+FULL_DISK_MIN_RUN_BYTES = 2**20
+"""Bytes on the disk from which on a run may be stopped for a nearly full disk."""
 
 _STACK = 8 * 2**20  # bytes: the soft limit of most systems
 _SIGNALS = 1024  # pending signals, which the kernel counts for all processes of a user
@@ -120,7 +120,7 @@ class ClusterJob:
 class ResumableProcess:
     """The first process of a run that another process of the daemon has started.
 
-    `resume_data` is that of `SandboxedRun.describe_for_resume`; stdout goes on at `stdout_offset`.
+    `resume_data` is that of `SandboxedRun.make_resume_data`; stdout goes on at `stdout_offset`.
     """
 
     resume_data: Mapping[str, Any]
@@ -149,7 +149,7 @@ class RunLimits:
 
     While the run goes on, `find_limit_failure` is called in a thread. When all processes have
     ended, `read_usage` is, and then `find_limit_failure(final=True)` after a failure, or else
-    `find_unnoticed_failure`.
+    `find_node_limit_failure`.
 
     - `settings`: the limits.
     - `cgroup`: None until `make_cgroup`, or if closed.
@@ -227,14 +227,14 @@ class RunLimits:
             self.cgroup.remove_cgroup()
             self.cgroup = None
 
-    def describe_for_resume(self) -> dict[str, Any]:
-        """Return what `resume` needs, as JSON."""
+    def make_resume_data(self) -> dict[str, Any]:
+        """Return what `apply_resume_data` needs, as JSON."""
         return {
             "group": None if self.cgroup is None else self.cgroup.name,
             "since": self.disk.run_start_time,
         }
 
-    def resume(self, described: Mapping[str, Any]) -> None:
+    def apply_resume_data(self, described: Mapping[str, Any]) -> None:
         """Go on with the limits of a run that an earlier process of the daemon has started."""
         if described["group"] is not None:
             self.cgroup = self._cgroups.find_evaluation_cgroup(described["group"])
@@ -277,17 +277,17 @@ class RunLimits:
             final
             and self.is_disk_nearly_full
             and (
-                self.disk_bytes >= SIGNIFICANT_DISK_USAGE_BYTES
-                or self.free_disk_bytes < SIGNIFICANT_DISK_USAGE_BYTES
+                self.disk_bytes >= FULL_DISK_MIN_RUN_BYTES
+                or self.free_disk_bytes < FULL_DISK_MIN_RUN_BYTES
             )
         ):
             return self.build_full_disk_failure()
         return None
 
-    def find_unnoticed_failure(self) -> EvaluationFailure | None:
-        """Return the error of a run over a limit that has exited with status 0 all the same.
+    def find_node_limit_failure(self) -> EvaluationFailure | None:
+        """Return the error of the limit that the run's node has found exceeded, whatever the exit.
 
-        On this machine the kernel ends a whole run that is over its memory.
+        On this machine the kernel ends a whole run that is over its memory: it returns None.
         """
         return None
 
@@ -352,7 +352,7 @@ class SandboxedRun(ABC):
     the end, also without a start. A kind of sandbox says by a subclass which program runs the
     command, how it is signalled and ended, and what its exit means.
 
-    - `mount_point`: where the evaluator sees `workspace`; None if it sees the daemon's paths.
+    - `workspace_mount_point`: where the evaluator sees it; None if it sees the daemon's paths.
     - `run_limits`: its limits.
     - `is_build`: whether the run, which is not started yet, builds a tree that others will see.
     - `has_external_queue`: whether the started program waits until something else lets it run.
@@ -360,7 +360,7 @@ class SandboxedRun(ABC):
     - `job_settings`: those of the environment and of the problem, for runs that are jobs.
     """
 
-    mount_point: Path | None = None
+    workspace_mount_point: Path | None = None
     is_build = False
     has_external_queue = False
     cluster_job: ClusterJob | None = None
@@ -390,10 +390,10 @@ class SandboxedRun(ABC):
     @property
     def workspace_view(self) -> WorkspaceView:
         """The paths under which the evaluator sees `workspace`, with the tree of the overlay."""
-        if self.mount_point is None:
+        if self.workspace_mount_point is None:
             view = self.workspace.make_unsandboxed_view()
         else:
-            view = self.workspace.make_sandboxed_view(self.mount_point)
+            view = self.workspace.make_sandboxed_view(self.workspace_mount_point)
         return attrs.evolve(view, tree_descriptor=self._overlay)
 
     @property
@@ -448,9 +448,9 @@ class SandboxedRun(ABC):
         """Let the started process drive `run`. Raises: OSError."""
         return self._launcher.connect_program(run, started)
 
-    def describe_for_resume(self) -> dict[str, Any]:
+    def make_resume_data(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
-        return self.run_limits.describe_for_resume()
+        return self.run_limits.make_resume_data()
 
     def resume_process(self, run: ProcessProtocol, left: ResumableProcess) -> TailedProcess:
         """Go on with a run that was started by another process of the daemon. Blocks.
@@ -458,7 +458,7 @@ class SandboxedRun(ABC):
         The first process may have ended, or be lost. Raises: OSError.
         """
         self._use_overlay(self._launcher.starter.reopen_overlay(self.workspace.output_directory))
-        self.run_limits.resume(left.resume_data)
+        self.run_limits.apply_resume_data(left.resume_data)
         program = StartedProgram(self.workspace.output_directory, left.pid, left.start_time_ticks)
         return self._launcher.connect_program(run, program, left.stdout_offset)
 
@@ -497,11 +497,11 @@ class SandboxedRun(ABC):
 class Sandbox:
     """One kind of sandbox, as the daemon has set it up: it makes runs, and has what they share.
 
-    `run_class` is the class of its runs, `limits` are the defaults of all runs.
+    `run_class` is the class of its runs, `default_limits` are those of its runs.
     """
 
     run_class: ClassVar[type[SandboxedRun]]
-    limits: LimitSettings
+    default_limits: LimitSettings
     cgroup_manager: CgroupManager
     workspace_launcher: WorkspaceLauncher = attrs.field(eq=False)
 
@@ -593,14 +593,14 @@ class FullDiskPolicy:
             self._mark, self._patience = 0, 0
             return None
         free = min(run.free_disk_bytes for run in short)
-        filling = free < self._mark - SIGNIFICANT_DISK_USAGE_BYTES
+        filling = free < self._mark - FULL_DISK_MIN_RUN_BYTES
         if filling or free > self._mark:
             self._mark = free
         if self._patience and not filling:
             self._patience -= 1
             return None
         chosen = max(short, key=lambda run: run.disk_bytes)
-        if chosen.disk_bytes < SIGNIFICANT_DISK_USAGE_BYTES:
+        if chosen.disk_bytes < FULL_DISK_MIN_RUN_BYTES:
             if not filling:
                 return None
             chosen = short[-1]  # the disk was not nearly full before its start

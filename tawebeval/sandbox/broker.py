@@ -245,12 +245,12 @@ def _number(name: str, found: dict[str, Any], kind: type) -> Any:
 
 
 class MountSource(NamedTuple):
-    """A file or directory to mount: its identity, and the daemon's path at which it was found."""
+    """A file or directory to mount, which the daemon has found at `path`."""
 
     path: str
     target: str
     writable: bool
-    identity: tuple[int, int]
+    device_and_inode: tuple[int, int]
 
 
 def find_mount_source(
@@ -280,8 +280,8 @@ def find_mount_source(
         raise RequestRefused(f"{path!r} is a symbolic link; give the path that it leads to")
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise RequestRefused(f"{path!r} is neither a file nor a directory")
-    identity = (status.st_dev, status.st_ino)
-    return MountSource("/".join([outside, *below]), target, writable, identity), descriptor
+    device_and_inode = (status.st_dev, status.st_ino)
+    return MountSource("/".join([outside, *below]), target, writable, device_and_inode), descriptor
 
 
 class SubmissionCgroup(CgroupDirectory):
@@ -468,7 +468,7 @@ class ProgramRun:
                 status = os.stat(root + source.target, follow_symlinks=False)
             except OSError:
                 status = None
-            if status is None or (status.st_dev, status.st_ino) != source.identity:
+            if status is None or (status.st_dev, status.st_ino) != source.device_and_inode:
                 raise RequestRefused(f"{source.target!r} was changed while the sandbox was made")
 
     def _hold_alive(self, child: int, deadline: float) -> None:

@@ -17,10 +17,10 @@ and the paths of `sandbox.readable`. An environment's root takes the place of th
 (`SystemView`). When the first process or the daemon ends, the kernel ends all
 processes of the sandbox.
 
-Git and imports of environments have a sandbox, too (`HelperSandbox`), as they parse what strangers
-send: trusted programs that see only the system's programs, read-only, and the one repository of the
-command, writable only for commands that write. Only a fetch has the network; a fetch from this
-machine sees the source repository instead.
+Git and imports of environments have a sandbox, too (`TrustedCommandSandbox`), as they parse what
+strangers send: trusted programs that see only the system's programs, read-only, and the one
+repository of the command, writable only for commands that write. Only a fetch has the network; a
+fetch from this machine sees the source repository instead.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _make_machine_view(sandbox_files_directory: Path, has_network: bool, second:
     return SystemView(options, sandbox_files_directory / "init", _INIT)
 
 
-def locate_in_root(root: Path, path: str) -> Path:
+def resolve_path_in_root(root: Path, path: str) -> Path:
     """Return the machine's path for `path` in a root, with the root's links followed in it.
 
     Blocks. Raises: OSError.
@@ -276,7 +276,7 @@ def _make_root_view(
     `sandbox_files_directory` is that of `write_sandbox_files`. `readable` are the machine's
     paths that the sandbox shows besides, for which a place is left.
     """
-    link = find_link_above(root, readable)
+    link = find_symlink_above_mounts(root, readable)
     if link is not None:
         raise OSError(errno.ELOOP, "symbolic link above a path of sandbox.readable", str(link))
     options: list[str] = []
@@ -292,7 +292,7 @@ def _make_root_view(
     return SystemView(options, _copy_shell(root, sandbox_files_directory), _ROOT_INIT, names)
 
 
-def find_link_above(root: Path, readable: Sequence[str]) -> Path | None:
+def find_symlink_above_mounts(root: Path, readable: Sequence[str]) -> Path | None:
     """Return a link of a root that bwrap would follow, on the machine, to mount a readable path."""
     for path in readable:
         for place in list(Path(path).parents)[-2::-1]:  # from the top
@@ -345,7 +345,7 @@ def _cover(root: Path, sandbox_files_directory: Path, *, network: bool) -> Itera
 
 def _copy_shell(root: Path, sandbox_files_directory: Path) -> Path:
     """Return a copy of the root's shell that evaluators may execute and not read."""
-    shell = locate_in_root(root, SHELL)
+    shell = resolve_path_in_root(root, SHELL)
     status = shell.stat()
     if status.st_size > _MAX_SHELL:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(shell))
@@ -403,7 +403,7 @@ def write_sandbox_files(directory: Path) -> None:
             (directory / name).write_bytes(content)
 
 
-def locate_status_file(workspace: Workspace) -> Path:
+def locate_bwrap_status_file(workspace: Workspace) -> Path:
     """Return the file to which bwrap appends JSON objects."""
     return workspace.output_directory / "status"
 
@@ -422,7 +422,7 @@ class BubblewrapRun(SandboxedRun):
     Its end is told by what bwrap writes to the status file.
     """
 
-    mount_point = WORKSPACE_MOUNT_POINT
+    workspace_mount_point = WORKSPACE_MOUNT_POINT
     _sandbox: BubblewrapSandbox
 
     @property
@@ -441,7 +441,7 @@ class BubblewrapRun(SandboxedRun):
         words = ["--clearenv"]
         for name, value in add_tools_to_path(environment, str(_TOOLS)).items():
             words += ["--setenv", name, value]
-        status = str(locate_status_file(self.workspace))
+        status = str(locate_bwrap_status_file(self.workspace))
         view = self.workspace_view
         rlimits = dict(self.run_limits.list_rlimits(apart=True))
         files, _ = rlimits.pop("nofile")
@@ -561,7 +561,7 @@ class BubblewrapRun(SandboxedRun):
     def _told(self) -> bytes:
         """Return the JSON objects that bwrap has written."""
         try:
-            with locate_status_file(self.workspace).open("rb") as file:
+            with locate_bwrap_status_file(self.workspace).open("rb") as file:
                 return file.read(_STATUS_BYTES)
         except FileNotFoundError:
             return b""
@@ -672,7 +672,7 @@ READ_ONLY_ACCESS = SandboxAccess()
 
 
 @attrs.frozen
-class HelperSandbox:
+class TrustedCommandSandbox:
     """A way to run trusted commands: in a sandbox of bubblewrap, or with the daemon's rights.
 
     `bwrap_path` is the path of bwrap, None without a sandbox. `filter_programs` are those of the

@@ -5,8 +5,8 @@ A root is a directory of the machine, made by an operator or imported into the s
 <state>/environments/sha256-HEX/   a root; HEX is the digest of its archive
 <state>/environments/new-*/        an import
 
-An archive comes from strangers. So tar unpacks it in a sandbox (`bubblewrap.HelperSandbox`) that
-may write to one directory alone, which has nothing else. The limit of an import is the free disk.
+An archive comes from strangers. So tar unpacks it in a sandbox (`TrustedCommandSandbox`) that may
+write to one directory alone, which has nothing else. The limit of an import is the free disk.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tawebeval.sandbox.bubblewrap import (
     BWRAP_ERROR_PREFIX,
     RESOLVER_FILE_NAMES,
     SHELL,
-    HelperSandbox,
     SandboxAccess,
+    TrustedCommandSandbox,
     build_system_options,
-    find_link_above,
-    locate_in_root,
+    find_symlink_above_mounts,
+    resolve_path_in_root,
     write_sandbox_files,
 )
 from tawebeval.sandbox.seccomp import make_seccomp_filters
@@ -92,13 +92,13 @@ def find_environment_root_problem(root: Path, readable: Sequence[str] = ()) -> S
         (PRLIMIT_PATH, _INSTALL),
     ):
         try:
-            found = locate_in_root(root, program)
+            found = resolve_path_in_root(root, program)
             is_program = found.is_file() and os.access(found, os.X_OK | os.R_OK, effective_ids=True)
         except OSError:
             is_program = False
         if not is_program:
             return SetupProblem(f"{root} has no program {program}", remedy)
-    link = find_link_above(root, readable)
+    link = find_symlink_above_mounts(root, readable)
     if link is not None:
         return SetupProblem(
             f"{link} is a symbolic link above a path of sandbox.readable",
@@ -116,7 +116,7 @@ class ImportedRoot:
     warnings: Sequence[str] = ()
 
 
-def locate_store(state: Path) -> Path:
+def locate_environment_store(state: Path) -> Path:
     """Return the directory of imported roots in a state directory."""
     return state / "environments"
 
@@ -203,7 +203,7 @@ def _digest_archive(archive: Path) -> str:
         ) from None
 
 
-def _open_sandbox(own: Path) -> HelperSandbox:
+def _open_sandbox(own: Path) -> TrustedCommandSandbox:
     """Return a sandbox without network, whose files are in `own`."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
@@ -211,7 +211,7 @@ def _open_sandbox(own: Path) -> HelperSandbox:
     own.mkdir()
     write_sandbox_files(own)
     filters = make_seccomp_filters(internet=False)
-    return HelperSandbox(bwrap, filters, tuple(build_system_options(own)))
+    return TrustedCommandSandbox(bwrap, filters, tuple(build_system_options(own)))
 
 
 def _make_tar_error(archive: Path, said: str) -> ConfigurationError:
@@ -245,7 +245,7 @@ def _finish_root(root: Path) -> Sequence[str]:
         remove_tree(etc / name) if (etc / name).is_dir() else (etc / name).unlink(missing_ok=True)
         (etc / name).touch()
     try:
-        locate_in_root(root, _PYTHON)
+        resolve_path_in_root(root, _PYTHON)
     except OSError:
         return [f"it has no {_PYTHON}: tawebeval-run and segi.py do not work for its evaluators"]
     return ()

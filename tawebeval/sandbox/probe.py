@@ -28,7 +28,7 @@ from tawebeval.sandbox.bubblewrap import (
     EVALUATOR_TOOLS_DIRECTORY_NAME,
     NETWORK_FILE_PATTERNS,
     BubblewrapSandbox,
-    HelperSandbox,
+    TrustedCommandSandbox,
     build_file_options,
     build_system_options,
 )
@@ -169,11 +169,11 @@ def check_sandbox_and_log_problems(
         log.warn("{problem}", problem=str(problem))
 
 
-def open_helper_sandbox(sandbox: Sandbox, accounts: Path) -> HelperSandbox:
+def open_git_sandbox(sandbox: Sandbox, accounts: Path) -> TrustedCommandSandbox:
     """Return the sandbox of git commands that goes with `sandbox`. Blocks."""
     if not isinstance(sandbox, BubblewrapSandbox):
-        return HelperSandbox()
-    return HelperSandbox(
+        return TrustedCommandSandbox()
+    return TrustedCommandSandbox(
         sandbox.bwrap_path,
         make_seccomp_filters(internet=True),
         tuple(build_system_options(accounts)),
@@ -221,7 +221,7 @@ def probe_bubblewrap(
             (upload / "submission").mkdir(parents=True)
             workspace = Workspace(folder.resolve() / "probe")
             tree = Checkout(Commit("", ""), checkout.resolve(), lambda: None)
-            run = sandbox.make_run(workspace, tree, sandbox.limits)
+            run = sandbox.make_run(workspace, tree, sandbox.default_limits)
             workspace.create_directories(upload, run.workspace_view)
             # A cgroup that stays now is removed at the daemon's end.
             made.enter_context(contextlib.suppress(OSError))

@@ -57,7 +57,7 @@ READ_ONLY_WORKSPACE_NAMES = frozenset({_SUBMISSION, _REQUEST, _OUTPUT})
 """The names in a workspace that an evaluator cannot write to."""
 
 
-class FileRefused(Exception):
+class EvaluatorFileRefused(Exception):
     """An evaluator's path that is not read; `str()` is the reason, for people."""
 
 
@@ -205,17 +205,18 @@ class Workspace:
         """Return the content of a file that the evaluator, working in `directory`, names.
 
         The file must be a regular one of at most `limit` bytes, in a directory that `view` lets be
-        written, and reached without a symbolic link. Raises: FileRefused.
+        written, and reached without a symbolic link. Raises: EvaluatorFileRefused.
         """
         if "\0" in path:
-            raise FileRefused("the path in a file block contains NUL")
+            raise EvaluatorFileRefused("the path in a file block contains NUL")
         absolute = Path(os.path.normpath(view.translate_path(directory) / path))
         for inside, ours in view.writable_paths:
             if absolute.is_relative_to(inside):
                 top = view.tree_descriptor if ours == self.tree_directory else None
                 parts = absolute.relative_to(inside).parts
                 return _read_beneath(ours, top, parts, path, limit)
-        raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")
+        where = "outside the directories that the evaluator can write to"
+        raise EvaluatorFileRefused(f"{path!r} is {where}")
 
     def remove_all_but_output(self, *, keep_submission: bool) -> None:
         """Remove everything but the events and perhaps the submission, whatever the modes are."""
@@ -258,16 +259,16 @@ def _read_beneath(
             os.close(parent)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise FileRefused(f"{path!r} is not a regular file")
+            raise EvaluatorFileRefused(f"{path!r} is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(limit + 1) if status.st_size <= limit else b""
     except OSError as error:
-        raise FileRefused(f"{path!r} cannot be read: {error.strerror}") from None
+        raise EvaluatorFileRefused(f"{path!r} cannot be read: {error.strerror}") from None
     finally:
         if descriptor >= 0:
             os.close(descriptor)
     if max(len(content), status.st_size) > limit:  # the evaluator may write to the file
-        raise FileRefused(f"{path!r} is over {format_size(limit)}")
+        raise EvaluatorFileRefused(f"{path!r} is over {format_size(limit)}")
     return content
 
 

@@ -300,7 +300,7 @@ class SlurmRunLimits(RunLimits):
     ) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks."""
         try:
-            failure = self.find_unnoticed_failure() or super().find_limit_failure(final, counts)
+            failure = self.find_node_limit_failure() or super().find_limit_failure(final, counts)
         except OSError as error:  # the shared directory is away, for a moment
             if not self._is_away:
                 words = "runner.shared: limits of a run are not checked: {error}"
@@ -310,7 +310,7 @@ class SlurmRunLimits(RunLimits):
         self._is_away = False
         return failure
 
-    def find_unnoticed_failure(self) -> EvaluationFailure | None:
+    def find_node_limit_failure(self) -> EvaluationFailure | None:
         """Return the error of the limit that the node has found exceeded, whatever the exit."""
         if self._state.exceeded_limit == "cpu":
             return build_cpu_limit_failure(self.settings)
@@ -442,7 +442,7 @@ class SlurmRun(BubblewrapRun):
         self._run, self._process = run, TailedProcess(context, run, program, stdout_offset)
         return self._process
 
-    def describe_for_resume(self) -> dict[str, Any]:
+    def make_resume_data(self) -> dict[str, Any]:
         """Return what `resume_process` needs, as JSON."""
         return {**attrs.asdict(self.cluster_job), "job_name": self.workspace.name}
 

@@ -44,7 +44,7 @@ from tawebeval.daemon.startup import DaemonDirectories, open_directories
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.evaluations.service import EvaluationRegistry
-from tawebeval.sandbox.bubblewrap import HelperSandbox
+from tawebeval.sandbox.bubblewrap import TrustedCommandSandbox
 from tawebeval.slurm.job import SlurmSandbox
 from tawebeval.web.routes import WebContext
 from tawebeval.web.server.channel import ApiSite
@@ -374,7 +374,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual((registries[0][2], issuers[0][2]), ((3, 9, 2, 7), "a"))
         memory, sandbox = runners[0][3:5]
         self.assertEqual(memory, 77_777_777)
-        self.assertIsInstance(sandbox, HelperSandbox)
+        self.assertIsInstance(sandbox, TrustedCommandSandbox)
         self.assertRaises(EvaluationFailure, caches[0][3].check_url, "https://example.org/x")
         fetches = self.evaluations(daemon).context.fetch_slots
         lookups = [slots for _, slots in resolvers]

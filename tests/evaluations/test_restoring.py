@@ -467,9 +467,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_evaluator_on_a_cluster_ends_as_lost(self) -> None:
-        self.patch(
-            FakeSandboxedRun, "describe_for_resume", lambda _: {"group": None, "kind": "slurm"}
-        )
+        self.patch(FakeSandboxedRun, "make_resume_data", lambda _: {"group": None, "kind": "slurm"})
         identifier, _ = self.start(b"one\n")
         self.restart()
         self.assertEqual(self.consume(identifier), ["one", "\n", "lost"])
@@ -721,7 +719,7 @@ class InheritedResourcesTests(RestoringTestCase):
     running = 1
 
     def test_inherited_resources_name_directories_and_cgroups_of_live_evaluations(self) -> None:
-        self.patch(FakeSandboxedRun, "describe_for_resume", lambda _: {"group": "group"})
+        self.patch(FakeSandboxedRun, "make_resume_data", lambda _: {"group": "group"})
         running, queued = self.accept(), self.accept()
         left = InheritedResources(self.world.store.load_live_rows())
         both = {derive_directory_name(one) for one in (running, queued)}

@@ -17,7 +17,7 @@ from tawebeval.errors import EvaluationFailure, FailureReason, make_limit_failur
 from tawebeval.evaluations.run import PARTIAL_LINE_DELAY_SECONDS
 from tawebeval.evaluations.store import STDERR_TAIL_BYTES
 from tawebeval.linux.cgroups import ResourceUsage
-from tawebeval.sandbox.workspace import FileRefused
+from tawebeval.sandbox.workspace import EvaluatorFileRefused
 from tests.cases import reference_segi
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase, make_file_block
 from tests.cases.strategies import (
@@ -438,7 +438,7 @@ class FileTests(RunTestCase):
     def test_refused_file_is_a_protocol_error(self) -> None:
         self.child.print(make_file_block(b"/etc/shadow") + b"after")
         self.turn()
-        self.wanted[0][1].errback(FileRefused("'/etc/shadow' is none of yours"))
+        self.wanted[0][1].errback(EvaluatorFileRefused("'/etc/shadow' is none of yours"))
         self.child.end()
         self.assert_over(status=0)
         self.assertEqual(self.events(), [ErrorEvent(), "after"])
@@ -523,7 +523,7 @@ class PropertyTests(RunTestCase):
                 if not content.called:
                     found = read_file(path.encode("utf-8", "surrogateescape"))
                     if found is None:
-                        content.errback(FileRefused("no"))
+                        content.errback(EvaluatorFileRefused("no"))
                     else:
                         content.callback(found)
         expected = reference_segi.parse_events(

@@ -64,7 +64,7 @@ class FakeRunLimits(RunLimits):
         self.counts += counts
         return self.over
 
-    def find_unnoticed_failure(self) -> EvaluationFailure | None:
+    def find_node_limit_failure(self) -> EvaluationFailure | None:
         """Answer, if that is about memory."""
         return self.over if self.over is not None and self.over.reason == "memory" else None
 
@@ -153,7 +153,7 @@ class FakeSandboxedRun:
     def close(self) -> None:
         self.closed += 1
 
-    def describe_for_resume(self) -> dict[str, Any]:
+    def make_resume_data(self) -> dict[str, Any]:
         return {"group": None}
 
 
@@ -237,7 +237,7 @@ class FakeSandbox:
         self.has_external_queue = False
         self.begin = Gate()  # of all cells
         self.unable: OSError | None = None  # of cells that are made from now on
-        self.limits = limits
+        self.default_limits = limits
 
     def make_run(
         self,

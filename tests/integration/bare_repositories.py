@@ -22,7 +22,7 @@ from tawebeval.linux.child import spawn_child
 from tawebeval.pinned_agent import CheckedResolver
 from tawebeval.sandbox.bubblewrap import (
     NETWORK_FILE_PATTERNS,
-    HelperSandbox,
+    TrustedCommandSandbox,
     build_file_options,
     build_system_options,
     write_sandbox_files,
@@ -36,14 +36,14 @@ MOST = 2**30
 """Bytes that a fetch may add."""
 
 
-def make_sandbox(folder: Path) -> HelperSandbox:
+def make_sandbox(folder: Path) -> TrustedCommandSandbox:
     """Return the sandbox of git, with its files in a folder, until the end of a test."""
     accounts = folder / "accounts"
     accounts.mkdir()
     write_sandbox_files(accounts)
     filters = make_seccomp_filters(internet=True)
     views = tuple(build_system_options(accounts)), tuple(build_file_options(NETWORK_FILE_PATTERNS))
-    return HelperSandbox(shutil.which("bwrap") or "", filters, *views)
+    return TrustedCommandSandbox(shutil.which("bwrap") or "", filters, *views)
 
 
 class BareRepositoryCase(TestCase):

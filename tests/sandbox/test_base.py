@@ -109,7 +109,7 @@ class ProcessTests(CellTestCase):
         self.assertIsNone(run.workspace_view.tree_descriptor)
 
     def test_resumed_run_goes_on_with_its_output_and_limits(self) -> None:
-        described = json.loads(json.dumps(self.started().describe_for_resume()))
+        described = json.loads(json.dumps(self.started().make_resume_data()))
         self.launcher.overlay_descriptor = os.open("/proc", os.O_RDONLY)
         run = self.no_cell()
         run.resume_process(ProcessProtocol(), ResumableProcess(described, 7, 8, 900))

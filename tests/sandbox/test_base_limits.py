@@ -148,10 +148,10 @@ class LimitTests(CellTestCase):
 
     def test_resumed_run_keeps_its_cgroup_and_start_time(self) -> None:
         self.disk.run_start_time = 7.5
-        described = self.limits.describe_for_resume()
+        described = self.limits.make_resume_data()
         self.disks.clear()
         resumed = self.make()
-        resumed.resume(described)
+        resumed.apply_resume_data(described)
         self.assertIs(resumed.cgroup, self.cgroups.group)
         self.assertEqual(self.disk.run_start_time, 7.5)
 

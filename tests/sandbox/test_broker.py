@@ -184,7 +184,7 @@ class Sources(SynchronousTestCase):
             return str(error).partition(": ")[2] or str(error).partition("' ")[2]
         os.close(descriptor)
         self.assertEqual(
-            source.identity, (os.stat(source.path).st_dev, os.stat(source.path).st_ino)
+            source.device_and_inode, (os.stat(source.path).st_dev, os.stat(source.path).st_ino)
         )
         return os.path.relpath(source.path, self.top)
 

@@ -35,7 +35,7 @@ from tawebeval.sandbox.bubblewrap import (
     READ_ONLY_ACCESS,
     TOOLCHAIN_FILE_PATTERNS,
     BubblewrapSandbox,
-    HelperSandbox,
+    TrustedCommandSandbox,
     build_file_options,
     build_system_options,
     write_sandbox_files,
@@ -447,7 +447,7 @@ class AccountTests(SynchronousTestCase):
 
 class HelperSandboxTests(SynchronousTestCase):
     def test_each_command_reads_the_filter_from_its_beginning(self) -> None:
-        box = HelperSandbox("bwrap", (PROGRAM, PROGRAM), ())
+        box = TrustedCommandSandbox("bwrap", (PROGRAM, PROGRAM), ())
         for _ in range(2):
             with box.prepare_command(REPOSITORY, READ_ONLY_ACCESS) as (argv, opened):
                 self.assertEqual(len(opened), 2)
@@ -459,8 +459,8 @@ class HelperSandboxTests(SynchronousTestCase):
                 self.assertRaises(OSError, os.fstat, descriptor)
 
     def test_command_without_sandbox_is_killed_as_a_group(self) -> None:
-        with HelperSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
+        with TrustedCommandSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
             self.assertEqual(entered, ((), ()))
         child = FakeChild(Clock(), ProcessProtocol())
-        HelperSandbox().kill_command(child)
+        TrustedCommandSandbox().kill_command(child)
         self.assertEqual(child.group_signals, [signal.SIGKILL])

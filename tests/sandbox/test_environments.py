@@ -19,7 +19,7 @@ from tawebeval.config import Configuration, EnvironmentSettings, LimitSettings
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import remove_tree
 from tawebeval.sandbox.base import Environment, find_environment
-from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, SystemView, locate_in_root
+from tawebeval.sandbox.bubblewrap import BubblewrapSandbox, SystemView, resolve_path_in_root
 from tawebeval.sandbox.environments import (
     ImportedRoot,
     find_environment_root_problem,
@@ -59,15 +59,15 @@ class RootTestCase(SynchronousTestCase):
 
 class LocateTests(RootTestCase):
     def test_links_in_a_root_are_resolved_within_the_root(self) -> None:
-        self.assertEqual(locate_in_root(self.root, "/bin/sh"), self.root / "usr/bin/dash")
+        self.assertEqual(resolve_path_in_root(self.root, "/bin/sh"), self.root / "usr/bin/dash")
         (self.root / "up").symlink_to("../../../../usr/./bin")
-        self.assertEqual(locate_in_root(self.root, "up/../bin"), self.root / "usr/bin")
+        self.assertEqual(resolve_path_in_root(self.root, "up/../bin"), self.root / "usr/bin")
 
     def test_circle_of_links_and_missing_files_are_errors(self) -> None:
         (self.root / "one").symlink_to("/two")
         (self.root / "two").symlink_to("one")
         for path, number in (("/one", errno.ELOOP), ("/none/file", errno.ENOENT)):
-            error = self.assertRaises(OSError, locate_in_root, self.root, path)
+            error = self.assertRaises(OSError, resolve_path_in_root, self.root, path)
             self.assertEqual(error.errno, number)
 
     def test_root_without_shell_or_prlimit_is_a_problem_with_a_remedy(self) -> None:

@@ -27,7 +27,7 @@ from tawebeval.sandbox.probe import (
     TREE_COPY_WARNING,
     ProbeDirectories,
     check_sandbox_and_log_problems,
-    open_helper_sandbox,
+    open_git_sandbox,
     open_sandbox,
     probe_bubblewrap,
     probe_overlays_or_copies,
@@ -109,8 +109,8 @@ class OpenTests(SandboxesTestCase):
             )
 
     def test_git_runs_in_bubblewrap_exactly_if_evaluators_do(self) -> None:
-        self.assertIsNone(open_helper_sandbox(self.open("none"), self.accounts).bwrap_path)
-        box = open_helper_sandbox(self.open_bubblewrap(), self.accounts)
+        self.assertIsNone(open_git_sandbox(self.open("none"), self.accounts).bwrap_path)
+        box = open_git_sandbox(self.open_bubblewrap(), self.accounts)
         self.assertEqual(box.bwrap_path, self.bwrap)
         self.assertEqual(len(box.filter_programs), 2)
 

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.starter_client import StarterClient, spawn_starter
-from tawebeval.sandbox.workspace import FileRefused, Workspace, WorkspaceLauncher
+from tawebeval.sandbox.workspace import EvaluatorFileRefused, Workspace, WorkspaceLauncher
 from tests.cases.patience import PATIENCE
 from tests.cases.starters import eventually, is_alive, sh
 
@@ -128,10 +128,10 @@ class ReadFileTests(WorkspaceTestCase):
             self.assertEqual(self.read("file", opened=descriptor), b"mounted")
         self.assertEqual(self.read("../../tmp/file", opened=descriptor), b"temporary")
         for path in ("../out", "../../../secret", ".."):
-            self.assertRaises(FileRefused, self.read, path, opened=descriptor)
+            self.assertRaises(EvaluatorFileRefused, self.read, path, opened=descriptor)
 
     def refuse(self, path: str, limit: int = 100) -> str:
-        error = self.assertRaises(FileRefused, self.read, path, limit)
+        error = self.assertRaises(EvaluatorFileRefused, self.read, path, limit)
         self.assertNotIn("secret content", str(error))
         return str(error)
 

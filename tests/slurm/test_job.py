@@ -459,7 +459,7 @@ class RepeatTests(JobCase):
         self.slurm_run.connect_process(self.run_, self.job)
         self.pass_time()
         self.assertEqual(self.run_.stdout, b"one\n")
-        described = self.slurm_run.describe_for_resume()
+        described = self.slurm_run.make_resume_data()
         self.assertEqual((described["retries"], described["job_name"]), (1, self.job.name))
 
     def test_evaluator_that_has_printed_nothing_runs_again(self) -> None:
@@ -606,7 +606,7 @@ class ResumeTests(JobCase):
         super().setUp()
         self.print_text("one\n")
         self.write_state()
-        described = {**self.slurm_run.describe_for_resume(), "job": "7", "node": "one"}
+        described = {**self.slurm_run.make_resume_data(), "job": "7", "node": "one"}
         self.left = ResumableProcess(described, 5, 6, 0)
         name = self.job.name
         self.slurm_run = self.make_run()
@@ -636,7 +636,7 @@ class ResumeTests(JobCase):
         self.resume()
         self.assertEqual(self.run_.stdout, b"one\n")
         self.assertEqual(self.run_.told[0], "exited")
-        failure = self.slurm_run.run_limits.find_unnoticed_failure()
+        failure = self.slurm_run.run_limits.find_node_limit_failure()
         assert failure is not None
         self.assertEqual(failure.reason, "memory")
         self.assertEqual(self.commands.watchers, {})
