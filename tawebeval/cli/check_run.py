@@ -20,12 +20,12 @@ from tawebeval.cli.runtime import FAILED, GOOD, WRONG
 from tawebeval.cli.try_run import (
     CHECKOUT_NAME,
     NULL_COMMIT_OID,
-    LocalRunner,
+    LocalEvaluationFactory,
     check_local_options,
-    open_runner,
+    open_evaluation_factory,
     run_evaluation,
     run_reactor,
-    write_upload,
+    write_upload_files,
 )
 from tawebeval.config import ProblemSettings
 from tawebeval_client.events import Data, EvaluationError, Page
@@ -60,7 +60,7 @@ class Expectation:
     required_programs: Sequence[str] = ()
 
     @property
-    def name(self) -> str:
+    def submission_name(self) -> str:
         """The path of the only file, or of the directory of all; "(inputs)" without files."""
         paths = list(self.files.values())
         if not paths:
@@ -221,7 +221,7 @@ def compute_time_limit(slowest: float, listing: Mapping[str, Any]) -> float:
 class ReferenceChecker:
     """Judges the references of a directory one after the other, and prints a line for each."""
 
-    _runner: LocalRunner
+    _factory: LocalEvaluationFactory
     _screen: Screen
     _root: Path
     _seed: int
@@ -292,7 +292,7 @@ class ReferenceChecker:
 
     def _find(self, path: str) -> Path:
         """Return a file of the copy. Raises: UncheckablePackage, for a path out of the copy."""
-        checkout = self._runner.scratch_directory / CHECKOUT_NAME
+        checkout = self._factory.scratch_directory / CHECKOUT_NAME
         found = (checkout / path).resolve()
         if not found.is_relative_to(checkout):
             raise UncheckablePackage(f"{path} is not a file of the package")
@@ -301,7 +301,7 @@ class ReferenceChecker:
     def _add_row(self, expected: Expectation, found: ObservedResults) -> None:
         state, why = found.compare(expected)
         row = {
-            "submission": expected.name,
+            "submission": expected.submission_name,
             "expected": expected.describe(),
             "found": found.describe(),
             "seconds": found.max_case_seconds,
@@ -318,10 +318,10 @@ class ReferenceChecker:
     ) -> ObservedResults:
         self._count += 1
         name = f"submission-{self._count}"
-        files = write_upload(fields, self._runner.scratch_directory / name)
-        evaluation = self._runner.make_evaluation(name, evaluator, self._seed, files, self._problem)
+        files = write_upload_files(fields, self._factory.scratch_directory / name)
+        made = self._factory.make_evaluation(name, evaluator, self._seed, files, self._problem)
         results = ObservedResults()
-        if await run_evaluation(evaluation, results.add_page):
+        if await run_evaluation(made, results.add_page):
             raise UncheckablePackage("cancelled")
         return results
 
@@ -358,8 +358,8 @@ def run_check(
 
     async def work(reactor: Any) -> int:
         try:
-            with open_runner(local_options, screen, reactor, lambda _: None) as runner:
-                checker = ReferenceChecker(runner, screen, local_options.root, seed, as_json)
+            with open_evaluation_factory(local_options, screen, reactor, lambda _: None) as factory:
+                checker = ReferenceChecker(factory, screen, local_options.root, seed, as_json)
                 return await checker.check(time)
         except (UncheckablePackage, SystemExit) as error:
             screen.show_message(str(error).removeprefix("tawebeval: "), "red")

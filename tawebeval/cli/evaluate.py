@@ -20,7 +20,7 @@ from tawebeval.cli.follow import (
     DownloadDirectory,
     EvaluationReader,
     add_output_options,
-    show_seed,
+    show_drawn_seed,
 )
 from tawebeval.cli.options import (
     CONFIG_OPTION,
@@ -31,11 +31,11 @@ from tawebeval.cli.options import (
     combine_options,
     exit_on_errors,
     label_option,
-    parse_pairs,
+    parse_name_value_pairs,
     problem_option,
     text_option,
 )
-from tawebeval.cli.output import OutputError
+from tawebeval.cli.output import StdoutWriteError
 from tawebeval.cli.runtime import CommandContext, make_screen
 from tawebeval.cli.servers import add_server_options
 from tawebeval.core.form import (
@@ -65,7 +65,7 @@ def _parse_submission(
     if context.resilient_parsing:  # for completion, which must not read stdin
         return {}
     try:
-        return parse_fields(given)
+        return parse_submission_fields(given)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     except OSError as error:
@@ -101,7 +101,7 @@ LIMIT_OPTION = text_option(
     "limits",
     metavar="NAME=VALUE",
     multiple=True,
-    callback=partial(parse_pairs, "|".join(LIMIT_UNITS), ", ".join(LIMIT_UNITS)),
+    callback=partial(parse_name_value_pairs, "|".join(LIMIT_UNITS), ", ".join(LIMIT_UNITS)),
     help="Replace a default limit, as in memory=256M or wall_clock=10.",
 )
 environment_option = partial(text_option, "--environment", metavar="NAME")
@@ -262,7 +262,7 @@ def show_submitted_evaluation(
     client, screen = context.client, context.screen
     if detach:
         screen.print_text(identifier)
-        show_seed(screen, seed)
+        show_drawn_seed(screen, seed)
         return
 
     def cancel() -> None:
@@ -277,9 +277,9 @@ def show_submitted_evaluation(
 
     reader = EvaluationReader(context, identifier, is_known_to_server=True, on_interrupt=cancel)
     try:
-        show_seed(screen, seed)
+        show_drawn_seed(screen, seed)
         context.exit_status = reader.follow_evaluation(folder)
-    except OutputError:
+    except StdoutWriteError:
         client.cancel(identifier)
         raise
 
@@ -316,7 +316,7 @@ def rerun(
     show_submitted_evaluation(context, begun, folder, detach=detach)
 
 
-def parse_fields(arguments: Iterable[str]) -> SubmissionFields:
+def parse_submission_fields(arguments: Iterable[str]) -> SubmissionFields:
     """Return the submission: the text, the path or the content of each field.
 
     `name=text` and `name:path` name their fields; a bare path is the field `source`. The path `-`
@@ -532,7 +532,7 @@ def _leave_out_tls() -> None:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
 
 
-@click.command()
+@click.command("check")
 @click.argument(
     "root",
     metavar="[DIRECTORY]",
@@ -548,7 +548,7 @@ def _leave_out_tls() -> None:
 )
 @add_local_options
 @JSON_OPTION
-def check(root: Path | None, config: Path | None, seed: int | None, **options: Any) -> None:
+def check_package(root: Path | None, config: Path | None, seed: int | None, **options: Any) -> None:
     """Check the submissions of a problem, or the configuration.
 
     DIRECTORY is a problem package (docs/packages.md), or a problem with `problem.toml` and

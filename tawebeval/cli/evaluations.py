@@ -126,7 +126,7 @@ def cancel(identifier: str, context: CommandContext) -> None:
 @problem_option(help="List only evaluations for this problem.")
 @JSON_OPTION
 @add_server_options
-def list_(as_json: bool, context: CommandContext, **wanted: Any) -> None:
+def list_evaluations(as_json: bool, context: CommandContext, **wanted: Any) -> None:
     """List your evaluations that the server still keeps.
 
     If several daemons share the server's address, a message names those that do not answer.
@@ -153,7 +153,7 @@ def list_(as_json: bool, context: CommandContext, **wanted: Any) -> None:
         return
     screen.print_text(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM", "LABELS"))
     for document in found:
-        screen.print_text(format_row(document, datetime.now(UTC)))
+        screen.print_text(format_evaluation_row(document, datetime.now(UTC)))
 
 
 @click.command()
@@ -207,7 +207,7 @@ def whoami(as_json: bool, context: CommandContext) -> None:
     _print_document(context, context.client.whoami(), as_json)
 
 
-def format_row(document: Mapping[str, Any], now: datetime) -> str:
+def format_evaluation_row(document: Mapping[str, Any], now: datetime) -> str:
     """Return the line of an evaluation in a list."""
     created = datetime.fromisoformat(document["created"])
     state, error = document["state"], document.get("error")

@@ -137,7 +137,7 @@ class EvaluationReader:
                     # Or a part of the page is shown twice.
                     with self._context.interrupt_handler.defer_interrupt():
                         if self._state in _WAITING:
-                            self._context.screen.show_status("")
+                            self._context.screen.show_progress("")
                         yield page
                         self.cursor = page.end
             except Interrupted:
@@ -161,7 +161,7 @@ class EvaluationReader:
 
         A request that fails is left to the requests for events.
         """
-        if not self._context.screen.shows_progress or self._state not in _WAITING:
+        if not self._context.screen.can_show_progress or self._state not in _WAITING:
             return MAX_WAIT_SECONDS
         self._state = ""
         with suppress(ClientError):
@@ -173,8 +173,8 @@ class EvaluationReader:
         status = self._context.client.status(self.identifier)
         self._state, place = status["state"], status.get("queue_place")
         screen = self._context.screen
-        if screen.shows_progress and self._state in ("running", *_WAITING):
-            screen.show_status(self._state if place is None else f"{self._state}, {place} ahead")
+        if screen.can_show_progress and self._state in ("running", *_WAITING):
+            screen.show_progress(self._state if place is None else f"{self._state}, {place} ahead")
 
 
 @attrs.define
@@ -225,7 +225,7 @@ class EventDisplay:
                 )
             self.last_event = event
         self._screen.flush()
-        self._screen.redraw_status()
+        self._screen.redraw_progress()
 
     def _check_markers(self, event: Event) -> None:
         """Warn of the first marker in text: it counts only as a whole line."""
@@ -259,7 +259,7 @@ def _save(filename: str, content: bytes, folder: DownloadDirectory, screen: Scre
     return False
 
 
-def show_seed(screen: Screen, seed: int | None) -> None:
+def show_drawn_seed(screen: Screen, seed: int | None) -> None:
     """Show the seed that the command has drawn, if it has drawn one."""
     if seed is not None:
         screen.show_message(f"repeat this run with --seed {seed}")

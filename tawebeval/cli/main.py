@@ -24,15 +24,15 @@ _COMMANDS = {
     "download": "follow:download",
     "cancel": "evaluations:cancel",
     "rerun": "evaluate:rerun",
-    "list": "evaluations:list_",
+    "list": "evaluations:list_evaluations",
     "login": "servers:login",
     "logout": "servers:logout",
     "serve": "operator_commands:serve",
     "starter": "operator_commands:starter",
     "doctor": "operator_commands:doctor",
-    "environment": "operator_commands:environment",
-    "check": "evaluate:check",
-    "token": "operator_commands:token",
+    "environment": "operator_commands:environment_commands",
+    "check": "evaluate:check_package",
+    "token": "operator_commands:token_commands",
 }
 """Module and name of each command. A module is imported when its command is used."""
 

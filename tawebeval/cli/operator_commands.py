@@ -150,8 +150,8 @@ def doctor(config: Path | None, as_json: bool) -> None:
     raise SystemExit(int(worst))
 
 
-@click.group()
-def token() -> None:
+@click.group("token")
+def token_commands() -> None:
     """Manage the tokens of callers.
 
     \b
@@ -225,7 +225,7 @@ def _read_token_file(path: Path) -> str:
         raise ConfigurationError("is not UTF-8") from None
 
 
-@token.command()
+@token_commands.command("add")
 @click.argument("name")
 @_FILE_OPTION
 @click.option(
@@ -264,7 +264,9 @@ def _read_token_file(path: Path) -> str:
     type=click.IntRange(1, 999_999),
     help="Limit the token to N requests per minute of its own.",
 )
-def add(name: str, path: Path, read: bool, shared: bool, rate: int | None, **options: Any) -> None:
+def add_token(
+    name: str, path: Path, read: bool, shared: bool, rate: int | None, **options: Any
+) -> None:
     """Make a token for the caller NAME, and add its hash to the file of tokens.
 
     The token is printed once and not stored. NAME has up to 64 of the characters A-Z a-z 0-9 . _ @
@@ -302,7 +304,7 @@ def add(name: str, path: Path, read: bool, shared: bool, rate: int | None, **opt
     click.echo(made)
 
 
-@token.command("list")
+@token_commands.command("list")
 @_FILE_OPTION
 def list_tokens(path: Path) -> None:
     """List the tokens of the file: NAME, beginning of the SHA-256, and what the token permits."""
@@ -315,7 +317,7 @@ def list_tokens(path: Path) -> None:
         click.echo(f"{name:<24} {one.digest.hex()[:12]} {' '.join(words)}".rstrip())
 
 
-@token.command()
+@token_commands.command("revoke")
 @click.argument("name")
 @click.option(
     "--hash",
@@ -325,7 +327,7 @@ def list_tokens(path: Path) -> None:
     help="Revoke only the token whose hash begins so (`tawebeval token list`).",
 )
 @_FILE_OPTION
-def revoke(name: str, digest_prefix: str, path: Path) -> None:
+def revoke_token(name: str, digest_prefix: str, path: Path) -> None:
     """Remove all tokens of the caller NAME from the file of tokens.
 
     They work until the daemon reads the file again, which then ends their requests and streams.
@@ -337,8 +339,8 @@ def revoke(name: str, digest_prefix: str, path: Path) -> None:
     click.echo(f"revoked in {path}; {_RELOAD_HINT}", err=True)
 
 
-@click.group()
-def environment() -> None:
+@click.group("environment")
+def environment_commands() -> None:
     """Manage toolchains that a request may choose by name.
 
     An environment is a root file system, such as a Debian with another Python. Evaluators and
@@ -352,13 +354,13 @@ def environment() -> None:
     """  # noqa: D301
 
 
-@environment.command("import")
+@environment_commands.command("import")
 @click.argument("name")
 @click.argument(
     "archive", metavar="ROOT.tar", type=click.Path(path_type=Path, exists=True, resolve_path=True)
 )
 @CONFIG_OPTION
-def import_(name: str, archive: Path, config: Path | None) -> None:
+def import_environment(name: str, archive: Path, config: Path | None) -> None:
     """Make an environment from ROOT.tar, and print its table for the configuration.
 
     ROOT.tar is a tar archive of a root directory; it may be compressed. mmdebstrap, `podman export`

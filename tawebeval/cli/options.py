@@ -13,7 +13,7 @@ import click
 
 from tawebeval.errors import ConfigurationError
 
-Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
+CommandDecorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 
 SubmissionFields: TypeAlias = Mapping[str, str | bytes | Path]
 """The content of each field: a text, the content of stdin or of a pipe, or a file."""
@@ -33,7 +33,7 @@ class Utf8Argument(click.ParamType[str]):
         return str(value)
 
 
-def combine_options(*options: Decorator) -> Decorator:
+def combine_options(*options: CommandDecorator) -> CommandDecorator:
     """Return a decorator that gives a command all these options, in this order in its help."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -94,7 +94,7 @@ def exit_on_errors(path: Path | None = None) -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def parse_pairs(
+def parse_name_value_pairs(
     names: str,
     described: str,
     context: click.Context,
@@ -124,7 +124,7 @@ def _parse_labels(
     from tawebeval.core.form import LABEL_NAME_PATTERN  # late: it takes 10 ms
 
     described = "1 to 64 of the characters a-z 0-9 _ . -"
-    return parse_pairs(LABEL_NAME_PATTERN, described, context, parameter, given)
+    return parse_name_value_pairs(LABEL_NAME_PATTERN, described, context, parameter, given)
 
 
 label_option = partial(

@@ -85,7 +85,7 @@ _CLEAR = "\r\x1b[K"
 _BAR_WIDTH = 30  # characters
 
 
-class OutputError(Exception):
+class StdoutWriteError(Exception):
     """Stdout cannot be written to; `str()` says why."""
 
     def __init__(self, error: OSError) -> None:
@@ -124,7 +124,7 @@ class Screen:
     """Events on `out`, messages about them on `notes`.
 
     With `lines` each event is a line of JSON on `out` and nothing else is shown of it. Methods
-    raise OutputError when `out` becomes unwritable, once; later output is discarded. A broken
+    raise StdoutWriteError when `out` becomes unwritable, once; later output is discarded. A broken
     `notes` is discarded without an error, which nobody could see. `shows_summary` is False if not
     all events of the evaluation are shown: a summary of their results would mislead.
     `shows_excerpts` is whether a case shows its input, and what was expected and printed.
@@ -145,14 +145,14 @@ class Screen:
     _status: str = ""  # the last line of a terminal, below all output
     _begun: bool = False  # the last line on `out` has no terminator yet
     _returned: bool = False  # a carriage return is held back, as a line feed may follow
-    _progress: bool = False  # the last line on `notes` is that of `show_status`
+    _progress: bool = False  # the last line on `notes` is that of `show_progress`
     _lost: bool = False  # `out` cannot be written to any more
     _error: EvaluationError | None = None  # the last event, while it may be the final one
     _results: ResultSummary = attrs.field(factory=ResultSummary)
 
     @property
-    def shows_progress(self) -> bool:
-        """Whether `show_status` shows anything."""
+    def can_show_progress(self) -> bool:
+        """Whether `show_progress` shows anything."""
         return self._notes.isatty()
 
     def show_event(self, event: Event) -> None:
@@ -163,7 +163,7 @@ class Screen:
             self._print(_line(event) + "\n")
             return
         if self._error is not None:  # an error that others follow is data that resembles one
-            self.show_message(format_value(Data(self._error.raw_json)), "cyan")
+            self.show_message(format_data_event(Data(self._error.raw_json)), "cyan")
             self._error = None
         match event:
             case Text(text):
@@ -194,14 +194,14 @@ class Screen:
         for line in stderr.rstrip("\n").split("\n"):
             self.show_message(f"  {line}")
 
-    def show_status(self, text: str) -> None:
+    def show_progress(self, text: str) -> None:
         """Show a message and the results so far below all output of a terminal; empty for none."""
         self._status = text
         self._clear_progress()
-        self.redraw_status()
+        self.redraw_progress()
 
-    def redraw_status(self) -> None:
-        """Show the message of `show_status` again, unless a partial line stands in its place."""
+    def redraw_progress(self) -> None:
+        """Show the message of `show_progress` again, unless a partial line stands in its place."""
         if not self._status or (self._begun and self._out.isatty()):
             return
         results: Mapping[str, Any] = self._results.build_json_object() or {}
@@ -255,7 +255,7 @@ class Screen:
                 for line in lines:
                     self.show_message(line, colour)
                 return
-        text = format_value(data)
+        text = format_data_event(data)
         if not (self._status and re.fullmatch("progress [0-9]+/[0-9]+", text)):
             self.show_message(text, "cyan")
 
@@ -270,7 +270,7 @@ class Screen:
         except OSError as error:
             self._lost = True
             redirect_to_devnull(self._out)
-            raise OutputError(error) from None
+            raise StdoutWriteError(error) from None
 
     def _write_note(self, text: str) -> None:
         try:
@@ -295,7 +295,7 @@ class Screen:
         return escape_control_characters(text.removesuffix("\r").replace("\r\n", "\n"))
 
     def _make_room(self) -> None:
-        """Flush `out` and clear the line of `show_status`."""
+        """Flush `out` and clear the line of `show_progress`."""
         self.flush()
         self._clear_progress()
 
@@ -318,7 +318,7 @@ class Screen:
                 self.show_evaluator_stderr(said)
 
 
-def format_value(data: Data) -> str:
+def format_data_event(data: Data) -> str:
     """Return a value for people: results in words, other objects by their members."""
     try:
         payload = data.payload

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from tawebeval.cli.output import OutputError, Screen, should_use_colour
+from tawebeval.cli.output import Screen, StdoutWriteError, should_use_colour
 from tawebeval.errors import ConfigurationError
 from tawebeval_client import ClientError, Refused, Unavailable
 from tawebeval_client.http import is_loopback
@@ -61,12 +61,7 @@ class ServerAccess:
                 "yellow",
             )
         notes = RetryMessages(screen)
-        return Client(
-            self.url,
-            self.token,
-            on_retry=notes.on_retry,
-            on_recovery=notes.on_recovery,
-        )
+        return Client(self.url, self.token, on_retry=notes.on_retry, on_recovery=notes.on_recovery)
 
 
 @attrs.define
@@ -84,7 +79,7 @@ class RetryMessages:
 
     def on_recovery(self) -> None:
         """Show on a terminal that the server has answered again."""
-        if self._waiting and self._screen.shows_progress:
+        if self._waiting and self._screen.can_show_progress:
             self._screen.show_message("the server answers again")
         self._waiting = False
 
@@ -114,7 +109,7 @@ class CommandContext:
 
 
 @contextmanager
-def open_context(server: ServerAccess, screen: Screen) -> Iterator[CommandContext]:
+def open_command_context(server: ServerAccess, screen: Screen) -> Iterator[CommandContext]:
     """Yield the context of a command; exit with its status at the end, and print why it failed."""
     interrupt_handler = InterruptHandler()
     with handle_signals(interrupt_handler.on_signal):
@@ -123,7 +118,7 @@ def open_context(server: ServerAccess, screen: Screen) -> Iterator[CommandContex
                 context = CommandContext(server, client, screen, interrupt_handler)
                 yield context
                 status = context.exit_status
-        except (ClientError, ConfigurationError, Interrupted, OutputError, OSError) as error:
+        except (ClientError, ConfigurationError, Interrupted, StdoutWriteError, OSError) as error:
             status = report_failure(error, screen)
     raise SystemExit(compute_exit_status(status, interrupt_handler.received_signals))
 
@@ -201,9 +196,9 @@ def report_failure(error: Exception, screen: Screen) -> int:
             status = UNREACHABLE
         case Refused(status=401):
             words += f"; {_GIVE_TOKEN}"
-        case OutputError(is_broken_pipe=True):
+        case StdoutWriteError(is_broken_pipe=True):
             return UNREAD
-        case Refused() | OutputError() | ConfigurationError():
+        case Refused() | StdoutWriteError() | ConfigurationError():
             pass
         case OSError():  # of a file of the submission
             words = f"{error.filename}: {error.strerror}"

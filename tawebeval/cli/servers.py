@@ -26,7 +26,7 @@ from tawebeval.cli.runtime import (
     TOKEN_VARIABLE,
     ServerAccess,
     make_screen,
-    open_context,
+    open_command_context,
     report_failure,
 )
 from tawebeval.errors import ConfigurationError
@@ -50,7 +50,7 @@ class StoredServers(msgspec.Struct, omit_defaults=True):
     default_url: str | None = msgspec.field(default=None, name="default")
 
 
-def locate_server_file(environment: Mapping[str, str]) -> Path:
+def locate_stored_servers(environment: Mapping[str, str]) -> Path:
     """Return the path of the file. Raises: ConfigurationError."""
     folder = environment.get("XDG_CONFIG_HOME", "")
     if not folder.startswith("/"):  # as the XDG Base Directory Specification says
@@ -61,7 +61,7 @@ def locate_server_file(environment: Mapping[str, str]) -> Path:
     return Path(folder, "tawebeval", "servers.json")
 
 
-def read_servers(path: Path) -> StoredServers:
+def read_stored_servers(path: Path) -> StoredServers:
     """Return the servers in a file; none if it does not exist. Blocks.
 
     Raises: ConfigurationError, also if the file belongs to another user, who could choose the
@@ -110,7 +110,7 @@ def edit_stored_servers(path: Path) -> Iterator[StoredServers]:
             opened.callback(os.close, folder)
             with suppress(OSError):  # NFS locks no directories
                 fcntl.flock(folder, fcntl.LOCK_EX)
-            servers = read_servers(path)
+            servers = read_stored_servers(path)
             yield servers
             content = msgspec.json.format(msgspec.json.encode(servers), indent=2)
             replace_private_file(target, content + b"\n")
@@ -133,9 +133,9 @@ def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
         exits_by_verdict: bool = False,
         **others: Any,
     ) -> None:
-        access = find_server(click.get_current_context(), server, token_file)
+        access = find_server_access(click.get_current_context(), server, token_file)
         screen = make_screen(lines=lines, exits_by_verdict=exits_by_verdict)
-        with open_context(access, screen) as context:
+        with open_command_context(access, screen) as context:
             command(context=context, **others)
 
     for option in (
@@ -159,7 +159,7 @@ def add_server_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_server
 
 
-def find_server(
+def find_server_access(
     context: click.Context, server: str | None, token_file: Path | None
 ) -> ServerAccess:
     """Return the server of the options, and the token for it. Raises BadParameter. Blocks.
@@ -175,9 +175,10 @@ def find_server(
         if server:
             url = normalize_server_url(server)
             token = _read_token(token_file)
-            token = token or read_servers(locate_server_file(os.environ)).tokens.get(url, "")
+            if not token:
+                token = read_stored_servers(locate_stored_servers(os.environ)).tokens.get(url, "")
         else:
-            stored = read_servers(locate_server_file(os.environ))
+            stored = read_stored_servers(locate_stored_servers(os.environ))
             url = normalize_server_url(stored.default_url or _DEFAULT_SERVER)
             token = "" if "--token-file" in given else stored.tokens.get(url, "")
             token = token or _read_token(token_file)
@@ -230,13 +231,13 @@ def login(url: str) -> None:
     """  # noqa: D301
     screen = make_screen()
     token = _ask_token()
-    with open_context(ServerAccess(url, token or None), screen) as context:
+    with open_command_context(ServerAccess(url, token or None), screen) as context:
         try:
             next(iter(context.client.evaluations()), None)
         except Forbidden as error:  # a token may be valid and not permit a list
             if error.status == HTTPStatus.UNAUTHORIZED:
                 raise
-        path = locate_server_file(os.environ)
+        path = locate_stored_servers(os.environ)
         with edit_stored_servers(path) as stored:
             stored.tokens[url] = token
             stored.default_url = url
@@ -273,8 +274,8 @@ def logout(url: str | None) -> None:
     """
     screen = make_screen()
     try:
-        path = locate_server_file(os.environ)
-        stored = read_servers(path)
+        path = locate_stored_servers(os.environ)
+        stored = read_stored_servers(path)
         removed = url or stored.default_url
         if removed is None:
             raise ConfigurationError("there is no default server; name one")

@@ -24,11 +24,11 @@ from twisted.python.failure import Failure
 from tawebeval.cli.follow import (
     DownloadDirectory,
     EventDisplay,
-    show_seed,
+    show_drawn_seed,
     warn_of_empty_stdout,
 )
 from tawebeval.cli.options import SubmissionFields
-from tawebeval.cli.output import OutputError, Screen
+from tawebeval.cli.output import Screen, StdoutWriteError
 from tawebeval.cli.runtime import (
     WRONG,
     Interrupted,
@@ -38,10 +38,7 @@ from tawebeval.cli.runtime import (
 )
 from tawebeval.config import MAX_TREE_FILES, Configuration
 from tawebeval.core.evaluations import Checkout, Commit, EvaluationState
-from tawebeval.core.events import (
-    EventMemory,
-    make_page,
-)
+from tawebeval.core.events import EventMemory, make_page
 from tawebeval.core.form import (
     ChosenLimits,
     EvaluationRequest,
@@ -130,13 +127,13 @@ _POLL = 0.5  # seconds between looks at the files of --watch
 # Editors write them while they save a file, or keep them beside an unsaved one.
 _TEMPORARY = re.compile(r"\.#|#.*#$|4913$|\.goutputstream-|.*(~|\.sw.|\.tmp)$")
 
-Snapshot: TypeAlias = dict[Path, tuple[int, int, int]]
+DirectorySnapshot: TypeAlias = dict[Path, tuple[int, int, int]]
 """Files, and what changes when they do; empty while they cannot be listed."""
 
 
 def take_directory_snapshot(
     root: Path, fields: SubmissionFields, left_out: Path | None
-) -> Snapshot:
+) -> DirectorySnapshot:
     """Return what is below `root`, and the files of a submission. Blocks.
 
     `left_out` is a directory that is of no interest. What is not copied counts, too.
@@ -154,7 +151,9 @@ def take_directory_snapshot(
     }
 
 
-async def wait_for_change(reactor: Any, take: Callable[[], Snapshot], seen: Snapshot) -> list[str]:
+async def wait_for_file_change(
+    reactor: Any, take: Callable[[], DirectorySnapshot], seen: DirectorySnapshot
+) -> list[str]:
     """Return names of what has changed since a snapshot, when nothing changes any more."""
     before, now = seen, take()
     while before != now or now == seen:
@@ -163,7 +162,7 @@ async def wait_for_change(reactor: Any, take: Callable[[], Snapshot], seen: Snap
     return sorted({path.name for path, _ in seen.items() ^ now.items()})
 
 
-def write_upload(submission: SubmissionFields, folder: Path) -> tuple[SubmissionFile, ...]:
+def write_upload_files(submission: SubmissionFields, folder: Path) -> tuple[SubmissionFile, ...]:
     """Write the files of a submission as an upload would lie in `folder`. Blocks.
 
     Raises OSError.
@@ -182,7 +181,7 @@ def write_upload(submission: SubmissionFields, folder: Path) -> tuple[Submission
     return tuple(files)
 
 
-async def read_pages(
+async def read_event_pages(
     evaluation: Evaluation, on_cancel: Callable[[], object]
 ) -> AsyncIterator[Page]:
     """Yield the pages of an evaluation as a client would get them; the next one acknowledges.
@@ -239,8 +238,8 @@ def check_local_options(
 
 
 @attrs.frozen
-class LocalRunner:
-    """Makes evaluations of a copied directory; made by `open_runner`."""
+class LocalEvaluationFactory:
+    """Makes evaluations of a copied directory; made by `open_evaluation_factory`."""
 
     _local_options: LocalEvaluationOptions
     _context: EvaluationContext
@@ -255,7 +254,7 @@ class LocalRunner:
         files: tuple[SubmissionFile, ...],
         problem: str | None = None,
     ) -> Evaluation:
-        """Return an evaluation of files that `write_upload` wrote to the directory `name`.
+        """Return an evaluation of files that `write_upload_files` wrote to the directory `name`.
 
         `problem` is one of the configuration, whose `build` is used.
         """
@@ -280,12 +279,12 @@ class LocalRunner:
 
 
 @contextmanager
-def open_runner(
+def open_evaluation_factory(
     local_options: LocalEvaluationOptions,
     screen: Screen,
     reactor: Any,
     write_files: Callable[[Path], object],
-) -> Iterator[LocalRunner]:
+) -> Iterator[LocalEvaluationFactory]:
     """Copy the directory, and start threads and sandbox; remove all at the end. Blocks.
 
     `write_files(scratch_directory)` writes submissions before privileges are dropped. Raises:
@@ -327,7 +326,7 @@ def open_runner(
         threads.start()
         made.callback(threads.stop)
         launcher.attach_reactor(reactor, threads.run_in_thread, lambda: None)
-        yield LocalRunner(local_options, context, scratch_directory)
+        yield LocalEvaluationFactory(local_options, context, scratch_directory)
 
 
 def run_try(
@@ -358,11 +357,11 @@ def run_try(
         files: list[SubmissionFile] = []
 
         def write_files(scratch_directory: Path) -> None:
-            files.extend(write_upload(fields, scratch_directory / UPLOAD_NAME))
+            files.extend(write_upload_files(fields, scratch_directory / UPLOAD_NAME))
 
-        with open_runner(local_options, screen, reactor, write_files) as runner:
-            show_seed(screen, drawn if seed is None else None)
-            evaluation = runner.make_evaluation(UPLOAD_NAME, evaluator, drawn, tuple(files))
+        with open_evaluation_factory(local_options, screen, reactor, write_files) as factory:
+            show_drawn_seed(screen, drawn if seed is None else None)
+            evaluation = factory.make_evaluation(UPLOAD_NAME, evaluator, drawn, tuple(files))
             own = None if folder is None else DownloadDirectory(folder.path)
             return await _show_evaluation(evaluation, screen, own)
 
@@ -381,7 +380,7 @@ def run_try(
                 if is_cancelled:
                     return status
             screen.show_message("waiting for a change of the files; Ctrl-C ends", "cyan")
-            changed = await wait_for_change(reactor, take, seen)
+            changed = await wait_for_file_change(reactor, take, seen)
             screen.show_message(f"changed: {', '.join(changed[:5])}", "cyan")
 
     async def work(reactor: Any) -> int:
@@ -399,8 +398,8 @@ async def _show_evaluation(
 ) -> tuple[int, bool]:
     """Run an evaluation and show it; return the exit status, and whether it was cancelled."""
     with EventDisplay(screen, folder) as display:
-        if screen.shows_progress:
-            screen.show_status("running")
+        if screen.can_show_progress:
+            screen.show_progress("running")
         is_cancelled = await run_evaluation(evaluation, display.show_page)
     if display.last_event is None:
         warn_of_empty_stdout(screen)
@@ -437,7 +436,7 @@ async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], obj
 
     queue_evaluation(evaluation, FairQueue(running=1, queued=0))
     try:
-        async for page in read_pages(evaluation, on_cancel):
+        async for page in read_event_pages(evaluation, on_cancel):
             show_page(page)
     finally:
         stop()  # stdout may have been lost
@@ -521,6 +520,6 @@ async def await_exit_status(screen: Screen, work: Coroutine[Any, Any, int], reac
             status = await deferred
         except CancelledError:
             status = report_failure(Interrupted(), screen)
-        except (OutputError, OSError) as error:
+        except (StdoutWriteError, OSError) as error:
             status = report_failure(error, screen)
     return compute_exit_status(status, received)

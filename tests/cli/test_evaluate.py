@@ -19,12 +19,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.cli.evaluate import (
     GitCheckout,
     inspect_checkout,
-    parse_fields,
+    parse_submission_fields,
     show_submitted_evaluation,
     strip_userinfo,
 )
 from tawebeval.cli.follow import EvaluationReader
-from tawebeval.cli.runtime import ServerAccess, open_context
+from tawebeval.cli.runtime import ServerAccess, open_command_context
 from tawebeval.config import Configuration, ProblemSettings
 from tawebeval_client import Client
 from tests.cases.client import FOR_EVER, Fate
@@ -236,7 +236,7 @@ class InterruptTests(CommandTestCase):
         server = ServerAccess("http://localhost:8080")
         with (
             self.assertRaises(SystemExit) as caught,
-            open_context(server, self.shown.screen) as context,
+            open_command_context(server, self.shown.screen) as context,
         ):
             show_submitted_evaluation(context, self.identifier, None)
         status = caught.exception.code
@@ -330,14 +330,14 @@ class FieldTests(SynchronousTestCase):
             (["./x=y"], {"source": Path("./x=y")}),
             (["C:z"], {"source": Path("C:z")}),  # no field has a capital letter
         ):
-            self.assertEqual(parse_fields(arguments), expected)
+            self.assertEqual(parse_submission_fields(arguments), expected)
 
     def test_content_of_a_pipe_is_read_when_fields_are_parsed(self) -> None:
         reader, writer = os.pipe()
         self.addCleanup(os.close, reader)
         os.write(writer, b"a")
         os.close(writer)
-        self.assertEqual(parse_fields([f"/dev/fd/{reader}"]), {"source": b"a"})
+        self.assertEqual(parse_submission_fields([f"/dev/fd/{reader}"]), {"source": b"a"})
 
     def test_errors_name_the_wrong_field(self) -> None:
         for arguments, words in (
@@ -356,7 +356,7 @@ class FieldTests(SynchronousTestCase):
             ([os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
             (["x" * 5000], f"{'x' * 100}: File name too long"),
         ):
-            error = self.assertRaises(ValueError, parse_fields, arguments)
+            error = self.assertRaises(ValueError, parse_submission_fields, arguments)
             self.assertIn(words, str(error))
 
 

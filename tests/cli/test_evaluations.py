@@ -9,7 +9,12 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from tawebeval.cli.evaluations import format_age, format_problem_title, format_row, format_status
+from tawebeval.cli.evaluations import (
+    format_age,
+    format_evaluation_row,
+    format_problem_title,
+    format_status,
+)
 from tawebeval.cli.output import format_json, summarize_results
 from tawebeval.config import Configuration, EnvironmentSettings
 from tawebeval.core.form import LIMIT_UNITS
@@ -158,7 +163,9 @@ class EvaluationsTests(CommandTestCase):
                 "x cancelled 0 s d",
             ),
         ):
-            self.assertEqual(" ".join(format_row(document | members, now).split()), row, what)
+            self.assertEqual(
+                " ".join(format_evaluation_row(document | members, now).split()), row, what
+            )
 
     def test_title_tells_when_the_problem_closes_in_the_local_time_zone(self) -> None:
         before = os.environ.get("TZ")
@@ -220,10 +227,10 @@ class EvaluationsTests(CommandTestCase):
             }
             now = datetime(2018, 9, 1, 12, 0, 0, tzinfo=UTC)
             verdict = f"  finished: {expected[0].partition(' (')[0]}  "
-            self.assertIn(verdict, format_row(document, now))
+            self.assertIn(verdict, format_evaluation_row(document, now))
             self.assertIn(f"results         {', '.join(expected)}", format_status(document))
             document["error"] = {"reason": "exit"}
-            self.assertIn("  finished: exit  ", format_row(document, now))
+            self.assertIn("  finished: exit  ", format_evaluation_row(document, now))
         self.assertEqual(summarize_results(None), [])
 
     def test_age_is_in_the_largest_unit(self) -> None:

@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.output import OutputError, Screen, escape_control_characters, should_use_colour
+from tawebeval.cli.output import (
+    Screen,
+    StdoutWriteError,
+    escape_control_characters,
+    should_use_colour,
+)
 from tawebeval_client import Data, EvaluationError, File, Text, Unknown
 from tests.cases.screen import CLEAR, Shown, Stream
 
@@ -227,16 +232,16 @@ class StderrMessageTests(SynchronousTestCase):
         self.addCleanup(os.close, master)
         termios.tcsetwinsize(slave, (10, 20))
         with open(slave, "w", buffering=1, encoding="utf-8") as notes:
-            Screen(Stream(terminal=False), notes, False).show_status("x" * 99)
+            Screen(Stream(terminal=False), notes, False).show_progress("x" * 99)
             self.assertEqual(os.read(master, 200).decode(), CLEAR + "x" * 19)
 
     def test_output_replaces_the_status_line_and_the_end_stops_drawing_it(self) -> None:
         shown = Shown(terminal=True)
-        shown.screen.show_status("run\x1bning")
+        shown.screen.show_progress("run\x1bning")
         progress = Data('{"type":"progress","done":3,"total":10}')
         printed = f"{CLEAR}run\\u001bning{CLEAR}b\n"
         self.assertEqual(shown.show(progress, Text("b")), printed)
-        shown.screen.redraw_status()
+        shown.screen.redraw_progress()
         self.assertEqual(shown.out.getvalue(), printed)
         self.assertEqual(Shown().show(progress), "")
 
@@ -255,7 +260,7 @@ class BrokenStreamTests(SynchronousTestCase):
         stream = self.stream(os.open("/dev/full", os.O_WRONLY))
         screen = Screen(stream, Stream(False), False)
         screen.show_event(Text("a"))
-        error = self.assertRaises(OutputError, screen.flush)
+        error = self.assertRaises(StdoutWriteError, screen.flush)
         self.assertEqual(str(error), f"stdout: {os.strerror(errno.ENOSPC)}")
         self.assertFalse(error.is_broken_pipe)
         screen.print_text("b" * 100_000)
@@ -263,7 +268,7 @@ class BrokenStreamTests(SynchronousTestCase):
 
     def test_output_error_of_a_pipe_without_reader_is_a_broken_pipe(self) -> None:
         stream = self.stream()
-        with self.assertRaises(OutputError) as caught:
+        with self.assertRaises(StdoutWriteError) as caught:
             Screen(stream, Stream(False), False).show_event(Text("a" * 1_000_000))
         self.assertTrue(caught.exception.is_broken_pipe)
         stream.close()

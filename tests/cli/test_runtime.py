@@ -12,7 +12,7 @@ from tawebeval.cli.runtime import (
     RetryMessages,
     ServerAccess,
     handle_signals,
-    open_context,
+    open_command_context,
 )
 from tests.cases.client import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
@@ -73,7 +73,7 @@ class ExitStatusTests(CommandTestCase):
         shown = Shown()
         with (
             self.assertRaises(SystemExit) as caught,
-            open_context(ServerAccess("http://localhost"), shown.screen),
+            open_command_context(ServerAccess("http://localhost"), shown.screen),
         ):
             raise PermissionError(13, "Permission denied", "a.py")
         self.assertEqual(

@@ -15,8 +15,8 @@ from tawebeval.cli.runtime import ServerAccess
 from tawebeval.cli.servers import (
     StoredServers,
     edit_stored_servers,
-    locate_server_file,
-    read_servers,
+    locate_stored_servers,
+    read_stored_servers,
 )
 from tawebeval.core.tokens import generate_token
 from tawebeval.errors import ConfigurationError
@@ -38,10 +38,10 @@ class FileTests(SynchronousTestCase):
             stored.default_url = URL
 
     def test_only_the_owner_has_access_to_the_stored_servers(self) -> None:
-        self.assertEqual(read_servers(self.path), StoredServers())
+        self.assertEqual(read_stored_servers(self.path), StoredServers())
         self.addCleanup(os.umask, os.umask(0))
         self.write()
-        found = read_servers(self.path)
+        found = read_stored_servers(self.path)
         self.assertEqual((found.tokens, found.default_url), ({URL: "secret"}, URL))
         self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
         self.assertEqual(stat.S_IMODE(self.path.parent.stat().st_mode), 0o700)
@@ -54,7 +54,7 @@ class FileTests(SynchronousTestCase):
         with edit_stored_servers(link) as stored:
             stored.default_url = None
         self.assertTrue(link.is_symlink())
-        self.assertIsNone(read_servers(self.path).default_url)
+        self.assertIsNone(read_stored_servers(self.path).default_url)
 
     def test_two_processes_that_edit_the_file_at_once_lose_nothing(self) -> None:
         def edit() -> None:
@@ -67,7 +67,7 @@ class FileTests(SynchronousTestCase):
             other.join(0.2)  # it waits for the end of this block
             stored.tokens[URL] = "secret"
         other.join()
-        self.assertEqual(read_servers(self.path).tokens, {URL: "secret", OTHER: "other"})
+        self.assertEqual(read_stored_servers(self.path).tokens, {URL: "secret", OTHER: "other"})
 
     def test_error_leaves_the_file_unchanged(self) -> None:
         self.write()
@@ -82,14 +82,14 @@ class FileTests(SynchronousTestCase):
         ):
             stored.default_url = None
         self.assertIn("cannot write the file: No space left on device", str(caught.exception))
-        self.assertEqual(read_servers(self.path).default_url, URL)
+        self.assertEqual(read_stored_servers(self.path).default_url, URL)
         self.assertEqual([path.name for path in self.path.parent.iterdir()], ["servers.json"])
 
     def test_broken_file_and_file_that_others_can_access_are_refused(self) -> None:
         self.write()
         for mode in (0o640, 0o604, 0o620, 0o602, 0o601):
             self.path.chmod(mode)
-            error = self.assertRaises(ConfigurationError, read_servers, self.path)
+            error = self.assertRaises(ConfigurationError, read_stored_servers, self.path)
             self.assertIn(f"(mode {mode:04o}", str(error))
             self.assertIn(f"; chmod 600 {self.path}", str(error))
         self.path.chmod(0o600)
@@ -99,9 +99,9 @@ class FileTests(SynchronousTestCase):
             (b'{"tokens":{"a":1}}', "Expected `str`"),
         ):
             self.path.write_bytes(content)
-            error = self.assertRaises(ConfigurationError, read_servers, self.path)
+            error = self.assertRaises(ConfigurationError, read_stored_servers, self.path)
             self.assertIn(words, str(error))
-        error = self.assertRaises(ConfigurationError, read_servers, self.path / "x")
+        error = self.assertRaises(ConfigurationError, read_stored_servers, self.path / "x")
         self.assertIn("cannot read the file", str(error))
         with self.assertRaises(ConfigurationError), edit_stored_servers(self.path / "x" / "y"):
             self.fail("it cannot be written")
@@ -109,7 +109,7 @@ class FileTests(SynchronousTestCase):
     def test_file_of_another_user_is_refused(self) -> None:
         self.write()
         self.patch(os, "geteuid", lambda: 12345)
-        error = self.assertRaises(ConfigurationError, read_servers, self.path)
+        error = self.assertRaises(ConfigurationError, read_stored_servers, self.path)
         self.assertIn(f"{self.path}: the file belongs to ", str(error))
         self.assertIn("and the command runs as 12345; remove the file, or set", str(error))
 
@@ -118,13 +118,13 @@ class FileTests(SynchronousTestCase):
             ({"XDG_CONFIG_HOME": "/x"}, "/x/tawebeval/servers.json"),
             ({"XDG_CONFIG_HOME": "x"}, str(Path.home() / ".config/tawebeval/servers.json")),
         ):
-            self.assertEqual(str(locate_server_file(given)), expected)
+            self.assertEqual(str(locate_stored_servers(given)), expected)
 
         def fail() -> Path:
             raise RuntimeError("Could not determine home directory.")
 
         self.patch(Path, "home", fail)
-        self.assertRaises(ConfigurationError, locate_server_file, {})
+        self.assertRaises(ConfigurationError, locate_stored_servers, {})
 
 
 class LoginTests(CommandTestCase):

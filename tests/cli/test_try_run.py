@@ -19,10 +19,10 @@ from tawebeval.cli.try_run import (
     await_exit_status,
     copy_working_tree,
     describe_resource_usage,
-    read_pages,
+    read_event_pages,
     take_directory_snapshot,
-    wait_for_change,
-    write_upload,
+    wait_for_file_change,
+    write_upload_files,
 )
 from tawebeval.config import Configuration, EventBufferSettings
 from tawebeval.core import events as core_events
@@ -127,7 +127,7 @@ class WatchTests(SynchronousTestCase):
             take_directory_snapshot, root, {"source": outside, "text": "x"}, root / "saved"
         )
         seen = take()
-        waiting = Deferred.fromCoroutine(wait_for_change(clock, take, seen))
+        waiting = Deferred.fromCoroutine(wait_for_file_change(clock, take, seen))
 
         def wait() -> None:
             clock.advance(1)
@@ -157,7 +157,7 @@ class UploadTests(SynchronousTestCase):
         (folder / "a b.py").write_bytes(b"\xff")
         fields = {"source": folder / "a b.py", "language": "ü", "stdin": b"\r\n"}
         self.assertEqual(
-            write_upload(fields, folder / "upload"),
+            write_upload_files(fields, folder / "upload"),
             (
                 SubmissionFile("source", "a b.py"),
                 SubmissionFile("language", "language.txt"),
@@ -168,8 +168,12 @@ class UploadTests(SynchronousTestCase):
         self.assertEqual((submission / "source" / "a b.py").read_bytes(), b"\xff")
         self.assertEqual((submission / "language" / "language.txt").read_text(), "ü")
         self.assertEqual((submission / "stdin" / "stdin.txt").read_bytes(), b"\r\n")
-        self.assertRaises(OSError, write_upload, {"source": folder / "none"}, folder / "other")
-        self.assertRaises(InvalidField, write_upload, {"source": folder / ".."}, folder / "other")
+        self.assertRaises(
+            OSError, write_upload_files, {"source": folder / "none"}, folder / "other"
+        )
+        self.assertRaises(
+            InvalidField, write_upload_files, {"source": folder / ".."}, folder / "other"
+        )
 
 
 class PagesTests(SynchronousTestCase):
@@ -189,7 +193,7 @@ class PagesTests(SynchronousTestCase):
 
     async def read(self) -> None:
         on_cancel = partial(self.cancelled.append, True)
-        async for page in read_pages(self.evaluation, on_cancel):
+        async for page in read_event_pages(self.evaluation, on_cancel):
             self.found.extend(page.events)
 
     def print(self) -> None:
