@@ -19,7 +19,7 @@ from benchmarks.client import Client
 from benchmarks.daemon import USUAL, Daemon, daemon
 from benchmarks.measure import Row, interleave
 from benchmarks.rows.start import WHAT, evaluate, in_turn, start_row
-from tawebeval.sandbox.bubblewrap import SHELL
+from tawebeval.sandbox.bubblewrap import SHELL_PATH
 from tawebeval.sandbox.environments import PRLIMIT_PATH
 
 _FEW, _MANY = 100, 10_000
@@ -66,7 +66,7 @@ def _daemons() -> Iterator[dict[int, Daemon]]:
 
 def _make(root: Path, files: int) -> None:
     """Make a root file system of the machine's own programs, and so many files."""
-    for program in (SHELL, PRLIMIT_PATH, _PRINTING):
+    for program in (SHELL_PATH, PRLIMIT_PATH, _PRINTING):
         libraries = subprocess.check_output(["ldd", program], text=True)
         for path in (program, *_LIBRARY.findall(libraries)):
             place = root / path[1:]

@@ -198,7 +198,7 @@ def build_file_options(patterns: Sequence[str]) -> Iterator[str]:
             yield from ("--ro-bind-try", os.path.realpath(found), found)
 
 
-SHELL = "/bin/sh"
+SHELL_PATH = "/bin/sh"
 """The program in a root that begins each sandbox."""
 ACCOUNT_FILE_NAMES = ("passwd", "group")
 RESOLVER_FILE_NAMES = ("hosts", "resolv.conf")
@@ -345,7 +345,7 @@ def _cover(root: Path, sandbox_files_directory: Path, *, network: bool) -> Itera
 
 def _copy_shell(root: Path, sandbox_files_directory: Path) -> Path:
     """Return a copy of the root's shell that evaluators may execute and not read."""
-    shell = resolve_path_in_root(root, SHELL)
+    shell = resolve_path_in_root(root, SHELL_PATH)
     status = shell.stat()
     if status.st_size > _MAX_SHELL:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(shell))
@@ -546,11 +546,8 @@ class BubblewrapRun(SandboxedRun):
                 return EvaluatorExit(None, number)
             raise EvaluationFailure("lost", f"signal {number} ended the sandbox at its start")
         if b'"exit-code"' not in told:
-            raise EvaluationFailure(
-                "lost",
-                "the sandbox could not be started; see `tawebeval doctor`",
-                {"status": status or 0},
-            )
+            what = "the sandbox could not be started; see `tawebeval doctor`"
+            raise EvaluationFailure("lost", what, {"status": status or 0})
         if _BEGUN.encode() not in told:
             what = "the sandbox could not start a process for the evaluator; see `tawebeval doctor`"
             raise EvaluationFailure("lost", what, {"status": status or 0})

@@ -32,7 +32,7 @@ from tawebeval.sandbox.bubblewrap import (
     ACCOUNT_FILE_NAMES,
     BWRAP_ERROR_PREFIX,
     RESOLVER_FILE_NAMES,
-    SHELL,
+    SHELL_PATH,
     SandboxAccess,
     TrustedCommandSandbox,
     build_system_options,
@@ -88,7 +88,7 @@ def find_environment_root_problem(root: Path, readable: Sequence[str] = ()) -> S
             f"{root} is not a directory", "make one by `tawebeval environment import`"
         )
     for program, remedy in (
-        (SHELL, "use a root file system with a shell"),
+        (SHELL_PATH, "use a root file system with a shell"),
         (PRLIMIT_PATH, _INSTALL),
     ):
         try:

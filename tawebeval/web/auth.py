@@ -378,7 +378,7 @@ class EvaluationLinks:
     """All links of the daemon; the `store` keeps them.
 
     `random_bytes(n)` returns n random bytes. `readers_budget` counts requests and streams that use
-    a link now, for the callers that have made the links; `evaluations_budget` those with links.
+    a link now, for the callers that have made them; `linked_evaluations_budget` those with links.
     """
 
     _store: EvaluationStore
@@ -391,7 +391,7 @@ class EvaluationLinks:
     _rate: RateLimit = attrs.field(init=False)
     _readers: dict[Any, _Reader] = attrs.field(factory=dict, init=False)  # by request
     readers_budget: Budget = attrs.field(init=False)
-    evaluations_budget: Budget = attrs.field(init=False)
+    linked_evaluations_budget: Budget = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.readers_budget = Budget(
@@ -402,7 +402,7 @@ class EvaluationLinks:
             _TOO_MANY_READERS,
             _RETRY_AFTER,
         )
-        self.evaluations_budget = Budget(
+        self.linked_evaluations_budget = Budget(
             SharedResource.LINKED_EVALUATIONS,
             MAX_EVALUATIONS_WITH_LINKS,
             MAX_EVALUATIONS_WITH_LINKS_PER_CALLER,
@@ -414,7 +414,7 @@ class EvaluationLinks:
         )
         self.links_by_evaluation = self._store.load_links()
         for linked in self.links_by_evaluation.values():
-            self.evaluations_budget.record_usage(1, linked.caller)
+            self.linked_evaluations_budget.record_usage(1, linked.caller)
         self._rate = RateLimit(0, self._clock.seconds)
         self._authenticator.on_reload.append(self._cut_unknown_callers)
 
@@ -510,7 +510,7 @@ class EvaluationLinks:
                 self._cut_readers(identifier)
 
     def _check_room(self, caller: str) -> None:
-        if caller == ANONYMOUS_CALLER and self.evaluations_budget.is_quota_used_up(caller):
+        if caller == ANONYMOUS_CALLER and self.linked_evaluations_budget.is_quota_used_up(caller):
             # Clients without tokens cannot be told apart: one could keep all places for 30 days.
             first = min(
                 self.links_by_evaluation,
@@ -518,7 +518,7 @@ class EvaluationLinks:
             )
             self._change(first, None)
             self._cut_readers(first)
-        self.evaluations_budget.check_amount(1, caller)
+        self.linked_evaluations_budget.check_amount(1, caller)
 
     def _drop_expired(self) -> None:
         now = self._read_wall_clock()
@@ -532,9 +532,9 @@ class EvaluationLinks:
     def _change(self, identifier: str, linked: EvaluationLinksRow | None) -> None:
         known = self.links_by_evaluation.pop(identifier, None)
         if known is not None:
-            self.evaluations_budget.give_back(1, known.caller)
+            self.linked_evaluations_budget.give_back(1, known.caller)
         if linked is not None:
-            self.evaluations_budget.record_usage(1, linked.caller)
+            self.linked_evaluations_budget.record_usage(1, linked.caller)
             self.links_by_evaluation[identifier] = linked
         else:
             self._rate.drop_bucket(identifier)

@@ -415,9 +415,7 @@ def make_app(context: WebContext) -> Klein:
         """Make a link that only reads an evaluation."""
         lifetime = parse_link_lifetime(request, context.configuration.callers)
         caller = request.caller
-        await registry.read_status(
-            identifier, caller
-        )  # the evaluation is there, and is the caller's
+        await registry.read_status(identifier, caller)  # it is there, and is the caller's
         link, expires = await context.evaluation_links.make_link(identifier, caller, lifetime)
         document = {"link": link, "expires": format_rfc3339_time(expires)}
         return prepare_json_response(request, document)

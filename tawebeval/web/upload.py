@@ -143,7 +143,7 @@ class UploadWriter:
         self._file = path
         self._gather(_Piece(path, begins=True), _FILE_MEMORY)
 
-    def link_file(self, path: Path, target: Path) -> None:
+    def hardlink_file(self, path: Path, target: Path) -> None:
         """Make the file at `path` a hard link to `target`."""
         self._gather(_Piece(path, begins=True, target=target), _FILE_MEMORY)
 
@@ -453,7 +453,7 @@ class FormReceiver:
         self._submission += request.submission
         for file in request.submission:
             path = Path("submission", file.field, file.filename)
-            self._files.link_file(path, kept.workspace.locate_submitted_file(file))
+            self._files.hardlink_file(path, kept.workspace.locate_submitted_file(file))
         values, build = build_form_fields(request), request.build_command
         if preset.uses_current_evaluator:
             if request.problem is None:

@@ -189,7 +189,7 @@ class TokenlessTests(WebTestCase):
         links = []
         waiting = self.connect()
         with mock.patch.object(
-            self.service.context.evaluation_links.evaluations_budget, "total", 2
+            self.service.context.evaluation_links.linked_evaluations_budget, "total", 2
         ):
             for path, lifetime in zip(paths, lifetimes, strict=True):
                 made = self.request("POST", f"{path}/links?lifetime={lifetime}").json()
@@ -303,7 +303,7 @@ class BoundTests(LinkTestCase):
         link = self.share("?lifetime=5")
         other = self.begin("bob").json()["id"]
         place = f"/evaluation/{other}/links"
-        budget = self.links.evaluations_budget
+        budget = self.links.linked_evaluations_budget
         with mock.patch.object(budget, "total", 1):
             self.call("POST", place, 503, "bob")
             self.read(self.share("?lifetime=1"))
