@@ -202,7 +202,7 @@ def evaluate(
         _check_problem_options(click.get_current_context().params)
         chosen = {name: others[name] for name in ("callback_url", "metadata")}
         identifier = client.evaluate_problem(problem, fields, **chosen)
-        show_submitted_evaluation(context, identifier, folder, detach=detach)
+        follow_submitted_evaluation(context, identifier, folder, detach=detach)
         return
     if evaluator is None:
         raise click.UsageError("give --evaluator CMD, or --problem NAME")
@@ -232,7 +232,7 @@ def evaluate(
         seed=drawn if seed is None else seed,
         **others,
     )
-    show_submitted_evaluation(context, identifier, folder, drawn, detach=detach)
+    follow_submitted_evaluation(context, identifier, folder, drawn, detach=detach)
 
 
 def _check_problem_options(options: Mapping[str, Any]) -> None:
@@ -246,7 +246,7 @@ def _check_problem_options(options: Mapping[str, Any]) -> None:
             raise click.UsageError(f"--problem sets {option}; give one of them")
 
 
-def show_submitted_evaluation(
+def follow_submitted_evaluation(
     context: CommandContext,
     identifier: str,
     folder: DownloadDirectory | None,
@@ -313,7 +313,7 @@ def rerun(
       tawebeval rerun --seed 8 --limit wall_clock=60 $ID
     """  # noqa: D301
     begun = context.client.rerun(identifier, **changes)
-    show_submitted_evaluation(context, begun, folder, detach=detach)
+    follow_submitted_evaluation(context, begun, folder, detach=detach)
 
 
 def parse_submission_fields(arguments: Iterable[str]) -> SubmissionFields:

@@ -22,7 +22,7 @@ from tawebeval.cli.output import (
     escape_control_characters,
     escape_table_row,
     format_json,
-    print_list,
+    print_documents,
     summarize_results,
 )
 from tawebeval.cli.runtime import CommandContext
@@ -175,7 +175,7 @@ def problems(name: str | None, as_json: bool, context: CommandContext) -> None:
             for one in found
         ]
         rows.insert(0, ("NAME", "FIELDS", "TITLE"))
-        print_list(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
+        print_documents(context.screen, found, as_json, "{:<24}  {:<24}  {}", rows)
         return
     document = {**context.client.problem(name)}
     if not as_json:
@@ -196,7 +196,7 @@ def environments(as_json: bool, context: CommandContext) -> None:
     found = context.client.environments()
     rows = [(one["name"], one.get("description") or "") for one in found]
     rows.insert(0, ("NAME", "DESCRIPTION"))
-    print_list(context.screen, found, as_json, "{:<24}  {}", rows)
+    print_documents(context.screen, found, as_json, "{:<24}  {}", rows)
 
 
 @click.command()

@@ -35,14 +35,14 @@ def format_test_case(payload: object, *, with_excerpts: bool) -> tuple[list[str]
         case _:
             return None
     others = {key: value for key, value in members.items() if value is not None}
-    first, *rest = describe_value(others.pop("message", "")).rstrip("\n").split("\n")
+    first, *rest = describe_json_value(others.pop("message", "")).rstrip("\n").split("\n")
     excerpts = {key: others.pop(key) for key in _EXCERPTS if key in others}
     points = _take_figure(others, "points", "{:g}".format)
     words = (
         points and f"{points} point{'' if points == '1' else 's'}",
         _take_figure(others, "time", "{:.3f} s".format),
         _take_figure(others, "memory", format_size),
-        describe_members(others),
+        describe_json_members(others),
     )
     figures = ", ".join(filter(None, words))
     shown = f"case {name}: {verdict.replace('_', ' ')}{figures and f' ({figures})'}"
@@ -69,12 +69,12 @@ def _take_figure(members: dict[Any, Any], name: str, describe: Any) -> str:
     return words
 
 
-def describe_members(members: Mapping[Any, object]) -> str:
+def describe_json_members(members: Mapping[Any, object]) -> str:
     """Return the members of an object as text."""
-    return ", ".join(f"{name}: {describe_value(value)}" for name, value in members.items())
+    return ", ".join(f"{name}: {describe_json_value(value)}" for name, value in members.items())
 
 
-def describe_value(value: object) -> str:
+def describe_json_value(value: object) -> str:
     """Return a value as text: a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -326,7 +326,7 @@ def format_data_event(data: Data) -> str:
         return data.raw_json
     match payload:
         case {"type": "goal_result", "goal": str(goal), "result": bool(reached), **others}:
-            more = f" ({describe_members(others)})" if others else ""
+            more = f" ({describe_json_members(others)})" if others else ""
             return f"goal {goal}: {'yes' if reached else 'no'}{more}"
         case {"type": "progress", "done": int(done), "total": int(total), **others} if not others:
             return f"progress {done}/{total}"
@@ -334,12 +334,12 @@ def format_data_event(data: Data) -> str:
             others.keys() - {"maximum"}
         ):
             maximum = others.get("maximum")
-            most = "" if maximum is None else f"/{describe_value(maximum)}"
-            return f"score {describe_value(score)}{most}"
+            most = "" if maximum is None else f"/{describe_json_value(maximum)}"
+            return f"score {describe_json_value(score)}{most}"
         case {"type": kind, **others} if kind is not None:
-            return f"{describe_value(kind)}: {describe_members(others)}"
+            return f"{describe_json_value(kind)}: {describe_json_members(others)}"
         case {}:
-            return describe_members(payload) or "{}"
+            return describe_json_members(payload) or "{}"
     return data.raw_json
 
 
@@ -381,7 +381,7 @@ def format_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def print_list(
+def print_documents(
     screen: Screen,
     documents: Sequence[Mapping[str, Any]],
     as_json: bool,

@@ -51,7 +51,7 @@ def _discard_nothing(amount: int, caller: str | None) -> bool:
 class Budget:
     """Amount of a resource that is in use, in all and by each caller.
 
-    - `total`: the amount for all callers; `quota`: that for one caller, None for the total.
+    - `total`: the amount for all callers; `caller_quota`: that for one caller, None for the total.
     - `quota_refusal_message`, `total_refusal_message`: what a caller is told beyond its quota, and
       beyond the total; `retry_after`: the seconds after which it may try again.
     - `make_room(amount, caller)`: gives back at least `amount` of what can be discarded, and
@@ -62,7 +62,7 @@ class Budget:
 
     resource: SharedResource
     total: int
-    quota: int | None = None
+    caller_quota: int | None = None
     quota_refusal_message: str = ""
     total_refusal_message: str = ""
     retry_after: int = 30
@@ -73,9 +73,9 @@ class Budget:
 
     def compute_quota(self, caller: str) -> int:
         """Return the amount that a caller may take."""
-        if self.quota is None or caller == ANONYMOUS_CALLER:
+        if self.caller_quota is None or caller == ANONYMOUS_CALLER:
             return self.total
-        return min(self.quota, self.total)
+        return min(self.caller_quota, self.total)
 
     def is_quota_used_up(self, caller: str) -> bool:
         """Return whether a caller has used up its quota."""

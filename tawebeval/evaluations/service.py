@@ -338,7 +338,7 @@ class EvaluationRegistry:
         """Return the budgets of what evaluations leave until they are read."""
         configuration, ended = self.context.configuration, self.records.ended_evaluations_budget
         ended.total = configuration.evaluations.kept
-        ended.quota = configuration.callers.kept or None
+        ended.caller_quota = configuration.callers.kept or None
         return ended, self.context.unread_events_budget, self.context.event_memory.pinned_budget
 
     def _forget_sent(self, budget: Budget, _: int, caller: str | None) -> bool:

@@ -18,9 +18,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.evaluate import (
     GitCheckout,
+    follow_submitted_evaluation,
     inspect_checkout,
     parse_submission_fields,
-    show_submitted_evaluation,
     strip_userinfo,
 )
 from tawebeval.cli.follow import EvaluationReader
@@ -238,7 +238,7 @@ class InterruptTests(CommandTestCase):
             self.assertRaises(SystemExit) as caught,
             open_command_context(server, self.shown.screen) as context,
         ):
-            show_submitted_evaluation(context, self.identifier, None)
+            follow_submitted_evaluation(context, self.identifier, None)
         status = caught.exception.code
         assert isinstance(status, int)
         return status

@@ -59,7 +59,7 @@ class ShareTests(SynchronousTestCase):
         self.refuse(ServerBusy, 1, ANONYMOUS_CALLER)
 
     def test_without_a_quota_a_full_share_raises_server_busy(self) -> None:
-        self.budget.quota = None
+        self.budget.caller_quota = None
         self.budget.take_within_quota(100, "alice")
         self.refuse(ServerBusy, 1, "alice")
 

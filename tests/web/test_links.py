@@ -276,7 +276,7 @@ class BoundTests(LinkTestCase):
         own, other = self.share(), self.begin("bob").json()["id"]
         link = self.call("POST", f"/evaluation/{other}/links", 200, "bob").json()["link"]
         readers, rate = self.links.readers_budget, "LINK_REQUESTS_PER_MINUTE"
-        bounds = ((readers, "total", "quota"), (module, rate, f"{rate}_PER_CALLER"))
+        bounds = ((readers, "total", "caller_quota"), (module, rate, f"{rate}_PER_CALLER"))
         for owner, total, part in bounds:
             with mock.patch.object(owner, total, 8), mock.patch.object(owner, part, 4):
                 waiting = [self.connect() for _ in range(8)]
@@ -307,7 +307,7 @@ class BoundTests(LinkTestCase):
         with mock.patch.object(budget, "total", 1):
             self.call("POST", place, 503, "bob")
             self.read(self.share("?lifetime=1"))
-        with mock.patch.object(budget, "quota", 1):
+        with mock.patch.object(budget, "caller_quota", 1):
             second = self.begin("alice").json()["id"]
             self.call("POST", f"/evaluation/{second}/links", 429, "alice")
             self.call("POST", place, 200, "bob")

@@ -314,7 +314,7 @@ class UnavailablePeerTests(SeveralTestCase):
             return waiting[-1]
 
         self.fates["b"] = wait
-        for bound, status in (("quota", 429), ("total", 503)):
+        for bound, status in (("caller_quota", 429), ("total", 503)):
             with mock.patch.object(budget, bound, 2):
                 first, second = self.send("a"), self.send("a")
                 refused = self.ask("a", status=status)
