@@ -445,7 +445,7 @@ class AccountTests(SynchronousTestCase):
         self.assertEqual((done.returncode, done.stderr), (128 + signal.SIGSEGV, b""))
 
 
-class HelperSandboxTests(SynchronousTestCase):
+class TrustedCommandSandboxTests(SynchronousTestCase):
     def test_each_command_reads_the_filter_from_its_beginning(self) -> None:
         box = TrustedCommandSandbox("bwrap", (PROGRAM, PROGRAM), ())
         for _ in range(2):
