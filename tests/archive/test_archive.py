@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -131,6 +131,11 @@ class ArchiveTestCase(SynchronousTestCase):
         """Return the result of a coroutine that waits for nothing."""
         return self.successResultOf(Deferred.fromCoroutine(coroutine))
 
+    def save_row(self, name: str, caller: str, ended: float, record: ArchiveRecord) -> None:
+        row = EvaluationDetails(name, b"", 0, caller=caller, archive_record=record)
+        row.state_times["ended"] = ended
+        self.rows.save(row)
+
     def store(
         self,
         name: str = "one",
@@ -142,14 +147,18 @@ class ArchiveTestCase(SynchronousTestCase):
         """Archive an evaluation; return whether it was archived."""
 
         async def save_row(stored: ArchiveRecord) -> None:
-            row = EvaluationDetails(name, b"", 0, caller=caller, archive_record=stored)
-            row.state_times["ended"] = ended
-            self.rows.save(row)
+            self.save_row(name, caller, ended, stored)
 
         document = {"status": {"state": "finished"}}
         evaluation = EndedEvaluation(name, caller, document, rings, workspace)
         archived: bool = self.run_now(self.archive.store_evaluation(evaluation, save_row))
         return archived
+
+    def begin_to_store(
+        self, name: str, caller: str = "alice", save_row: Any = lambda _: succeed(None)
+    ) -> Deferred[bool]:
+        ended = EndedEvaluation(name, caller, {"status": {}}, lambda: make_ring(3))
+        return Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
 
     def find(self, name: str = "one", caller: str = "alice") -> ArchivedEvents:
         events: ArchivedEvents | None = self.run_now(self.archive.find_events(name, caller))
@@ -215,13 +224,8 @@ class StoringTests(ArchiveTestCase):
     def test_one_caller_leaves_a_writer_thread_to_other_callers(self) -> None:
         threads: Any = SlowThreads()
         self.archive._writers = threads
-
-        async def save_row(_: ArchiveRecord) -> None:
-            pass
-
         for caller in (*["alice"] * 50, "bob"):
-            ended = EndedEvaluation(caller, caller, {"status": {}}, lambda: make_ring(3))
-            done = Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
+            done = self.begin_to_store(caller, caller)
         self.assertEqual(len(threads.waiting), WRITER_THREADS)
         threads.waiting.pop()()
         self.assertTrue(self.successResultOf(done))
@@ -293,9 +297,7 @@ class StoringTests(ArchiveTestCase):
             self.assertTrue(self.locate().exists())
             raise StoreError
 
-        ended = EndedEvaluation("one", "alice", {}, lambda: make_ring(3))
-        storing = Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
-        self.failureResultOf(storing, StoreError)
+        self.failureResultOf(self.begin_to_store("one", save_row=save_row), StoreError)
         self.assertFalse(self.locate().exists())
         self.assertEqual(self.archive.total_bytes, 0)
         self.assertTrue(self.store())
@@ -403,20 +405,12 @@ class RemovalTests(ArchiveTestCase):
         self.store("old", "")
         threads: Any = SlowThreads()
         self.archive._writers = threads
-
-        async def save_row(_: ArchiveRecord) -> None:
-            pass
-
-        def store(name: str) -> None:
-            ended = EndedEvaluation(name, "", {"status": {}}, lambda: make_ring(3))
-            Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
-
         for number in range(50):
-            store(f"waits {number}")
+            self.begin_to_store(f"waits {number}", "")
         self.now = NOW + 1000 * DAY
         removing = Deferred.fromCoroutine(self.archive.remove_excess_evaluations())
         for number in range(4 * WRITER_THREADS):
-            store(f"comes {number}")
+            self.begin_to_store(f"comes {number}", "")
             threads.step()
         self.assertNotIn("old", self.rows.rows)
         threads.finish()
@@ -489,13 +483,10 @@ class StartTests(ArchiveTestCase):
         committed: Deferred[None] = Deferred()
 
         async def save_row(stored: ArchiveRecord) -> None:
-            row = EvaluationDetails("two", b"", 0, caller="alice", archive_record=stored)
-            row.state_times["ended"] = NOW
-            self.rows.save(row)
+            self.save_row("two", "alice", NOW, stored)
             await committed
 
-        ended = EndedEvaluation("two", "alice", {"status": {}}, lambda: make_ring(3))
-        stored = Deferred.fromCoroutine(self.archive.store_evaluation(ended, save_row))
+        stored = self.begin_to_store("two", save_row=save_row)
         counted = Deferred.fromCoroutine(self.archive.remove_excess_evaluations())
         committed.callback(None)
         self.assertTrue(self.successResultOf(stored))

@@ -294,6 +294,4 @@ class ClientTestCase(SynchronousTestCase):
 
     def block(self, *lines: str) -> bytes:
         """Return a block of data as the current evaluator prints it."""
-        environment = self.line.child.environment
-        begin, end = environment["EVALUATION_DATA_BEGIN"], environment["EVALUATION_DATA_END"]
-        return "".join(f"{line}\n" for line in ("", begin, *lines, end)).encode()
+        return self.line.child.make_data_block(*lines)

@@ -119,6 +119,16 @@ class EvaluationTestCase(SynchronousTestCase):
         """Begin the evaluation, with this case as its queue."""
         queue_evaluation(self.evaluation, self)
 
+    def finish(self, status: int = 0, signal: int | None = None) -> None:
+        """Let the evaluator end so."""
+        self.world.child.end(status, signal)
+        self.world.turn()
+
+    def finish_well(self, printed: str = "") -> None:
+        """Let the evaluator end, and hold that the evaluation has finished."""
+        self.finish()
+        self.assert_over(EvaluationState.FINISHED, None, printed)
+
     def write_file(self) -> bytes:
         """Write a file as the evaluator may; return the block that names it."""
         (self.root / "some/tmp/plot.svg").write_text("<svg/>")
@@ -275,6 +285,11 @@ class RunTestCase(SynchronousTestCase):
         self.assertTrue(self.run_.run_ended.is_set)
         self.assertEqual(self.run_.exit_status, EvaluatorExit(status, number))
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def end(self, status: int = 0, signal: int | None = None) -> None:
+        """End the child so, and hold that this ends the run."""
+        self.child.end(status, signal)
+        self.assert_over(status if signal is None else None, signal)
 
 
 class RegistryTestCase(SynchronousTestCase):

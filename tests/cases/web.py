@@ -291,8 +291,10 @@ class StreamTestCase(WebTestCase):
         else:
             self.assertTrue(follower.connection.aborted)
 
-    def check_nothing_left(self, identifier: str) -> None:
-        """Hold that nobody follows, and nothing waits."""
+    def check_nothing_left(self, identifier: str, *left: Follower) -> None:
+        """Let these followers go; hold that nobody follows, and nothing waits."""
+        for follower in left:
+            follower.lose()
         record = self.service.registry.records[identifier]
         self.assertEqual(len(self.service.registry.events.subscriptions), 0)
         self.assertEqual(record.events.reader_count, 0)

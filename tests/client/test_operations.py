@@ -155,12 +155,6 @@ class OtherTests(ClientTestCase):
         )
         self.assertEqual(request.timeout, 600)
 
-    def test_list_of_several_parts_has_each_evaluation_once(self) -> None:
-        self.line = self.make(queued=300)
-        made = [self.line.begin() for _ in range(130)]
-        found = self.line.wait(gathered(self.line.client.evaluations()))
-        self.assertEqual([one["evaluation_id"] for one in found], made)
-
     def test_client_lists_problems_submits_for_one_and_filters_by_it(self) -> None:
         problem = ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)
         problems = {f"p{number:03}": problem for number in range(150)}
@@ -262,13 +256,12 @@ class BreakingLineTests(SynchronousTestCase):
         line.agent.fate = lambda: chance.choice(bad) if chance.random() < breaks else Fate.WELL
         identifier = line.begin()
         self.assertEqual(len(line.service.world.spawn.children), 1)
-        block = "\n{EVALUATION_DATA_BEGIN}\n[1.50]\n{EVALUATION_DATA_END}\n"
-        block = block.format(**line.child.environment)
-        todo = [some if isinstance(some, str) else block for some in writing]
+        block = line.child.make_data_block("[1.50]")
+        todo = [some.encode() if isinstance(some, str) else block for some in writing]
 
         def meanwhile() -> None:
             if todo:
-                line.child.print(todo.pop(0).encode())
+                line.child.print(todo.pop(0))
             elif line.child.is_running:
                 line.child.end()
 
@@ -554,28 +547,27 @@ class StepTests(SynchronousTestCase):
         _, result = play(operations.problems(self.client), *parts)
         self.assertIn("the cursor '1' comes twice in a list", str(result))
 
-    def test_standing_in_two_parts_of_the_list_is_returned_once(self) -> None:
+    def test_item_in_two_parts_of_a_list_is_returned_once(self) -> None:
         best = '{"evaluation_id":"x","state":"queued","created":"2026-11-20T20:07:08Z"}'
         one, two = (f'{{"caller":"{name}","problem":"p","best":{best}}}' for name in ("a", "b"))
-        steps, found = play(
-            gathered(operations.standings(self.client, problem="p", caller="c")),
-            json_response(f'{{"end":"1","data":[{one}]}}'),
-            json_response(f'{{"end":null,"data":[{one},{two}]}}'),
-        )
-        self.assertEqual([standing["caller"] for standing in found], ["a", "b"])
-        sent = [step.url.partition("?")[2] for step in steps if isinstance(step, HttpRequest)]
-        self.assertEqual(sent, ["problem=p&caller=c", "after=1&problem=p&caller=c"])
-
-    def test_evaluation_in_two_parts_of_the_list_is_returned_once(self) -> None:
-        entry = '{"evaluation_id":"x","state":"running","created":"2026-11-20T20:07:08Z"}'
-        parts = [json_response(f'{{"end":{end},"data":[{entry}]}}') for end in ('"1"', "null")]
-        listed = list[Any]()
-
-        async def read() -> None:
-            listed.extend([one async for one in operations.evaluations(self.client)])
-
-        steps, _ = play(read(), *parts)
-        self.assertEqual([len(steps), [one["evaluation_id"] for one in listed]], [2, ["x"]])
+        client, query = self.client, "problem=p&caller=c"
+        for listing, items, found in (
+            (operations.evaluations(client, problem="p", caller="c"), [best, best], ["x"]),
+            (
+                operations.standings(client, problem="p", caller="c"),
+                [one, f"{one},{two}"],
+                ["a", "b"],
+            ),
+        ):
+            steps, listed = play(
+                listing,
+                json_response(f'{{"end":"1","data":[{items[0]}]}}'),
+                json_response(f'{{"end":null,"data":[{items[1]}]}}'),
+            )
+            keys = [item.get("caller") or item["evaluation_id"] for item in listed]
+            self.assertEqual(keys, found)
+            sent = [step.url.partition("?")[2] for step in steps]
+            self.assertEqual(sent, [query, f"after=1&{query}"])
 
     def test_daemons_without_an_answer_are_named_at_the_end_of_a_list(self) -> None:
         away: list[str] = []

@@ -34,7 +34,7 @@ from tawebeval.config import (
     ServiceSettings,
 )
 from tawebeval.core.tokens import generate_token
-from tawebeval.daemon import assembly, startup
+from tawebeval.daemon import assembly
 from tawebeval.daemon import assembly as module
 from tawebeval.daemon.assembly import Daemon, EvaluationService, build_daemon, make_periodic_timer
 from tawebeval.daemon.configuration import read_configuration
@@ -531,15 +531,6 @@ class ServiceTests(SynchronousTestCase):
             self.assertTrue(self.reload(daemon)[0])
             file.write_text(content)
         self.assertEqual(self.reload(daemon), ([], []))
-
-    def test_too_old_git_stops_the_start(self) -> None:
-        def fail() -> str:
-            raise ConfigurationError("git version 1 is too old")
-
-        daemon = self.make()
-        self.patch(startup, "check_git_version", fail)
-        daemon.privilegedStartService()
-        self.assertEqual(self.fail_to_start(daemon), "tawebeval: git version 1 is too old")
 
     def test_occupied_port_stops_the_start_and_is_named(self) -> None:
         def fail(port: int, *args: object, **kwargs: object) -> None:

@@ -79,15 +79,12 @@ class MakeServiceTests(SynchronousTestCase):
         self.assertEqual(self.reactor.tcpServers[0][3], "127.0.0.1")
         self.assertEqual(told, [True])
 
-    def listeners(self, *arguments: str) -> list[int]:
-        """Return the ports of a command line whose file names the port 1111."""
+    def test_endpoints_of_the_command_line_replace_those_of_the_file(self) -> None:
         path = self.mktemp()
         Path(path).write_text('listen = ["tcp:1111"]\n[callers]\nopen = true')
-        self.make("-c", path, *arguments).privilegedStartService()
-        return [server[0] for server in self.reactor.tcpServers]
-
-    def test_endpoints_of_the_command_line_replace_those_of_the_file(self) -> None:
-        self.assertEqual(self.listeners("-l", "tcp:2222", "--listen", "tcp:3333"), [2222, 3333])
+        service = self.make("-c", path, "-l", "tcp:2222", "--listen", "tcp:3333")
+        service.privilegedStartService()
+        self.assertEqual([server[0] for server in self.reactor.tcpServers], [2222, 3333])
 
     def test_reload_reads_the_file_of_the_start_from_any_directory(self) -> None:
         path = Path(self.mktemp())

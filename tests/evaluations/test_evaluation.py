@@ -119,8 +119,7 @@ class BuildTests(EvaluationTestCase):
         builds.pop(key).set_value(None)
         self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
         self.assertEqual((self.evaluation.build_state, repositories.users), (None, 1))
-        self.world.child.end()
-        self.world.turn()
+        self.finish()
         self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
         self.assertEqual(repositories.users, 0)
 
@@ -182,8 +181,7 @@ class EvaluationLifeTests(EvaluationTestCase):
         self.world.child.print(b"hello\n")
         self.world.clock.advance(1)
         self.assertFalse(self.evaluation.details.state.has_ended)
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None, "hello\n")
+        self.finish_well("hello\n")
         self.assertEqual(self.released, 1)
 
     def test_upload_becomes_the_workspace_of_the_run(self) -> None:
@@ -193,8 +191,7 @@ class EvaluationLifeTests(EvaluationTestCase):
         submitted = Path("some/submission/source/solution.py")
         expected = {str(path) for path in (submitted, *submitted.parents[:-1])}
         self.assertEqual(found - {f"some/{name}" for name in ("tree", "tmp", "home")}, expected)
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
+        self.finish_well()
 
     def test_shell_runs_the_command_in_the_directory_of_the_request(self) -> None:
         (self.tree / "a" / "b").mkdir(parents=True)
@@ -202,8 +199,7 @@ class EvaluationLifeTests(EvaluationTestCase):
         self.begin()
         self.assertEqual(list(self.world.child.argv), ["/bin/sh", "-c", "echo $PWD | cat"])
         self.assertEqual(self.world.child.directory, str(self.root / "some/tree/a/b"))
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
+        self.finish_well()
 
     def make_again(self, **changes: Any) -> Evaluation:
         (self.root / "upload").rename(Path(self.mktemp()))
@@ -232,8 +228,7 @@ class EvaluationLifeTests(EvaluationTestCase):
         )
         self.assertEqual(set(markers), set(MARKER_VARIABLE_NAMES))
         self.assertEqual(len(set(markers.values())), 4)
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
+        self.finish_well()
 
     def test_file_whose_path_is_printed_is_read_within_the_workspace(self) -> None:
         self.begin()
@@ -267,16 +262,6 @@ class EvaluationLifeTests(EvaluationTestCase):
         child.end()
         self.assert_over(EvaluationState.FINISHED, None)
 
-    def test_run_has_the_limits_that_the_request_has_chosen(self) -> None:
-        (self.root / "upload").rename(self.mktemp())
-        self.evaluation = self.make(limits={"memory": 2**28, "wall_clock": 5, "cpu": 301})
-        self.begin()
-        limits = self.world.sandbox.last.limits
-        self.assertEqual((limits.memory, limits.wall_clock, limits.cpu), (2**28, 5, 300))
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
-        self.assertEqual(self.evaluation.limits, limits)
-
     def test_evaluation_ends_only_after_the_orphaned_processes_of_the_run_ended(self) -> None:
         self.world.sandbox.orphans.shut = True
         self.begin()
@@ -303,8 +288,7 @@ class EvaluationLifeTests(EvaluationTestCase):
         self.assertEqual(saved, [("running", True)])
         self.evaluation.stop(CANCELLED)
         self.assertEqual(set(saved[1:]), {("running", True)})
-        self.world.child.end()
-        self.world.turn()
+        self.finish()
         self.assertEqual(saved[-1], ("cancelled", False))
 
 
@@ -321,8 +305,7 @@ class ClusterTests(EvaluationTestCase):
         self.assertIsNone(self.evaluation.run)
         self.world.sandbox.begin.open()
         self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
-        self.world.child.end()
-        self.world.turn()
+        self.finish()
         self.assertIs(self.evaluation.details.state, EvaluationState.FINISHED)
 
     def test_stop_takes_the_evaluation_from_the_clusters_queue(self) -> None:
@@ -356,8 +339,7 @@ class FetchTests(EvaluationTestCase):
         self.world.clock.advance(1)
         self.slot.open()
         self.assertIs(self.evaluation.details.state, EvaluationState.RUNNING)
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
+        self.finish_well()
         self.assertEqual(self.released, 1)
 
     def test_evaluation_waits_for_a_fetch_slot_and_releases_it_after_the_fetch(self) -> None:
@@ -401,8 +383,7 @@ class FetchTests(EvaluationTestCase):
         repositories.gate.open()
         self.slot.open()
         self.assertEqual(repositories.asked, [(repository, OID)] * 2)
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
+        self.finish_well()
         self.assertEqual(self.shown_commit(), OID)
 
     def test_evaluation_ends_if_its_branch_look_up_fails_or_is_cancelled(self) -> None:
@@ -492,8 +473,7 @@ class FailureTests(EvaluationTestCase):
         self.evaluation = self.make()
         object.__setattr__(self.evaluation.context, "counters", tally)
         self.begin()
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
+        self.finish_well()
         self.assertIsNone(tally.latest_machine_fault)
 
     def test_process_that_cannot_be_started_is_lost_and_logged(self) -> None:
@@ -529,8 +509,7 @@ class SlowTestCase(EvaluationTestCase):
         self.begin()
         while not self.world.spawn.children:
             threads.step()
-        self.world.child.end()
-        self.world.turn()
+        self.finish()
         threads.step()  # what the run has used
 
 
@@ -563,8 +542,7 @@ class StopTests(SlowTestCase):
         threads.step()
         self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
         self.world.child.print(b"last words")
-        self.world.child.end(signal=signal.SIGKILL)
-        self.world.turn()
+        self.finish(signal=signal.SIGKILL)
         threads.finish()
         self.assert_over(EvaluationState.CANCELLED, "cancelled", "last words")
 
@@ -599,8 +577,7 @@ class CleanUpTests(SlowTestCase):
                 remove(one, **how)
 
             self.patch(owner, name, remove_later)
-            self.world.child.end()
-            self.world.turn()
+            self.finish()
             self.assertTrue(self.evaluation.cleanup_completion.is_set)
             submission = self.evaluation.workspace.submission_directory
             self.assertEqual(submission.exists(), are_directories_left)
@@ -615,7 +592,6 @@ class CleanUpTests(SlowTestCase):
     def test_defect_in_the_removal_is_logged_and_ends_the_clean_up(self) -> None:
         self.begin()
         self.patch(Workspace, "remove_all_but_output", lambda *_, keep_submission: 1 // 0)
-        self.world.child.end()
-        self.world.turn()
+        self.finish()
         self.assertTrue(self.evaluation.cleanup_completion.is_set)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

@@ -60,8 +60,7 @@ class EvaluationLogTests(EvaluationTestCase):
         self.world.repositories.gate.open()
         self.world.child.print(b"one\n")
         self.world.clock.advance(3)
-        self.world.child.end()
-        self.world.turn()
+        self.finish()
         self.evaluation.enter_state(EvaluationState.DRAINED)
         story = self.story()
         self.assertEqual(story[0], f"queued; caller '', commit {OID}")
@@ -76,8 +75,7 @@ class EvaluationLogTests(EvaluationTestCase):
     def test_failed_evaluation_is_logged_with_its_reason_and_stderr(self) -> None:
         self.begin()
         self.world.child.complain(b"{evaluation} %s {nothing}\n\x1b[2J")
-        self.world.child.end(3)
-        self.world.turn()
+        self.finish(3)
         stderr, failed = self.story()[-2:]
         self.assertEqual(stderr, r"end of stderr: '{evaluation} %s {nothing}\n\x1b[2J'")
         self.assertIn(": exit: the evaluator exited with status 3; 1 events", failed)
@@ -85,12 +83,10 @@ class EvaluationLogTests(EvaluationTestCase):
 
     def test_end_of_the_evaluation_is_logged_with_the_first_malformed_result(self) -> None:
         self.begin()
-        environment = self.world.child.environment
+        child = self.world.child
         value = '{"type": "goal_result", "goal": "x", "result": "{yes}"}'
-        lines = environment["EVALUATION_DATA_BEGIN"], value, environment["EVALUATION_DATA_END"], ""
-        self.world.child.print("\n".join(lines).encode())
-        self.world.child.end()
-        self.world.turn()
+        child.print(child.make_data_block(value)[1:])
+        self.finish()
         words = '"goal_result" does not count as a result: "result" is "{yes}"; write true or false'
         self.assertTrue(self.story()[-1].endswith(words), self.story()[-1])
 
@@ -227,16 +223,14 @@ class MemoryTests(EvaluationTestCase):
             shown["evaluator_cmd"], largest("evaluator_cmd")[: MAX_TRUNCATED_COMMAND_BYTES - 3]
         )
         self.assertEqual(shown["repository"], self.evaluation.details.request.repository.url)
-        self.world.child.end()
-        self.assert_over(EvaluationState.FINISHED, None)
+        self.finish_well()
 
     def test_ended_evaluation_has_no_partial_line(self) -> None:
         self.begin()
         begin = self.world.child.environment["EVALUATION_FILE_BEGIN"].encode()
         self.world.child.print(begin + b"\n\n" + b"x" * 10**6)
         self.world.child.complain("😀".encode() + b"x" * (STDERR_TAIL_BYTES - 4))
-        self.world.child.end(3)
-        self.world.turn()
+        self.finish(3)
         self.assertIs(self.evaluation.details.state, EvaluationState.FAILED)
         self.read_all()
         self.assertLess(self.texts(), KEPT + 2 * STDERR_TAIL_BYTES + USUAL)
@@ -319,14 +313,13 @@ class StatusTests(EvaluationTestCase):
     def test_status_has_the_results_so_far(self) -> None:
         self.begin()
         self.assertIsNone(self.status()["results"])
-        environment = self.world.child.environment
-        block = "{EVALUATION_DATA_BEGIN}\n%s\n{EVALUATION_DATA_END}\n".format(**environment)
+        child = self.world.child
         for value in (
             '{"type": "goal_result", "goal": "fast", "result": true}',
             '{"type": "case", "case": "1", "verdict": "partial"}',
             '{"type": "score", "score": 7.5, "maximum": 10}',
         ):
-            self.world.child.print((block % value).encode())
+            child.print(child.make_data_block(value)[1:])
         self.evaluation.events.acknowledge(3)
         shown = {
             "goals": {"fast": True},
@@ -336,16 +329,14 @@ class StatusTests(EvaluationTestCase):
             "score": {"score": 7.5, "maximum": 10},
         }
         self.assertEqual(self.status()["results"], shown)
-        self.world.child.end()
-        self.world.turn()
+        self.finish()
         self.assertEqual(self.status()["results"], shown)
         self.assertEqual(build_list_entry(self.evaluation.details)["results"], shown)
 
     def test_finished_status_has_exit_and_usage(self) -> None:
         self.begin()
         self.world.clock.advance(1.5)
-        self.world.child.end()
-        self.world.turn()
+        self.finish()
         document = self.status()
         self.assertEqual((document["state"], document["error"]), ("finished", None))
         self.assertEqual(document["exit"], {"status": 0, "signal": None})

@@ -41,8 +41,7 @@ RESOURCES = {"memory", "processes", "disk", "file_size", "output", "stderr"}
 class EndTests(RunTestCase):
     def test_status_0_is_no_failure(self) -> None:
         self.child.print(b"hello\nworld")
-        self.child.end()
-        self.assert_over(status=0)
+        self.end()
         self.assertIsNone(self.run_.failure)
         self.assertEqual(self.text(), "hello\nworld")
         waited = self.child.resource_usage
@@ -51,8 +50,7 @@ class EndTests(RunTestCase):
 
     def test_other_status_is_the_failure_exit(self) -> None:
         self.child.complain(b"no such file\n")
-        self.child.end(3)
-        self.assert_over(status=3)
+        self.end(3)
         failure = self.failure
         self.assertEqual(failure.reason, "exit")
         self.assertEqual(failure.extra_members, {"status": 3, "stderr": "no such file\n"})
@@ -70,8 +68,7 @@ class EndTests(RunTestCase):
 
     def test_processes_that_cannot_be_killed_are_left_to_the_clean_up(self) -> None:
         self.sandboxed.unkillable = [OSError(errno.EMFILE, "no way")]
-        self.child.end()
-        self.assert_over(status=0)
+        self.end()
         self.assertIsNone(self.run_.failure)
 
     def test_exit_that_cannot_be_read_is_lost(self) -> None:
@@ -126,8 +123,7 @@ class StopTests(RunTestCase):
         self.clock.advance(0.001)
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
         self.assertFalse(self.run_.run_ended.is_set)
-        self.child.end(signal=signal.SIGKILL)
-        self.assert_over(number=signal.SIGKILL)
+        self.end(signal=signal.SIGKILL)
         self.assertIs(self.run_.failure, CANCELLED)
 
     def test_process_that_exits_after_sigterm_gets_no_sigkill(self) -> None:
@@ -135,8 +131,7 @@ class StopTests(RunTestCase):
         self.run_.stop(CANCELLED)
         self.clock.advance(1)
         self.child.print(b"goodbye\n")
-        self.child.end(0)
-        self.assert_over(status=0)
+        self.end()
         self.clock.advance(100)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
         self.assertIs(self.run_.failure, CANCELLED)
@@ -154,16 +149,14 @@ class StopTests(RunTestCase):
         for _ in range(2):  # each look tells of it
             self.run_.stop(make_limit_failure("disk", "disk", "bytes", 7))
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL])
-        self.child.end(signal=signal.SIGKILL)
-        self.assert_over(number=signal.SIGKILL)
+        self.end(signal=signal.SIGKILL)
         self.assertIs(self.run_.failure, CANCELLED)
 
     def test_run_that_has_closed_stdout_can_be_stopped(self) -> None:
         self.child.lose(STDOUT)
         self.run_.stop(CANCELLED)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
-        self.child.end(signal=signal.SIGTERM)
-        self.assert_over(number=signal.SIGTERM)
+        self.end(signal=signal.SIGTERM)
         self.assertIs(self.run_.failure, CANCELLED)
 
     def test_exited_process_gets_no_signal(self) -> None:
@@ -188,8 +181,7 @@ class TimeoutTests(RunTestCase):
         self.assertEqual(failure.extra_members, {"limit": "limits.wall_clock", "value": 10})
         self.assertIn("10 seconds", failure.message)
         self.clock.advance(GRACE)
-        self.child.end(signal=signal.SIGKILL)
-        self.assert_over(number=signal.SIGKILL)
+        self.end(signal=signal.SIGKILL)
         self.assertIs(self.run_.failure, failure)
 
     def test_suspended_run_has_its_whole_time_limit_after_the_clock_restarts(self) -> None:
@@ -220,8 +212,7 @@ class TimeoutTests(RunTestCase):
         self.child.has_exited = True
         self.clock.advance(20)
         self.assertEqual(self.child.signals, [])
-        self.child.end()
-        self.assert_over(status=0)
+        self.end()
 
 
 class LimitTests(RunTestCase):
@@ -260,8 +251,7 @@ class LimitTests(RunTestCase):
             self.setUp()
             self.sandboxed.run_limits.over = found
             self.child.lost_reason = "the daemon could not store the output"
-            self.child.end(signal=signal.SIGKILL)
-            self.assert_over(number=signal.SIGKILL)
+            self.end(signal=signal.SIGKILL)
             self.assertEqual(self.failure.reason, reason)
 
     def test_error_in_the_limit_check_keeps_the_exit_status(self) -> None:
@@ -273,8 +263,7 @@ class LimitTests(RunTestCase):
 
             self.patch(FakeRunLimits, "find_limit_failure", fail)
             self.patch(FakeRunLimits, "read_usage", fail)
-            self.child.end(status=3)
-            self.assert_over(status=3)
+            self.end(3)
             self.assertEqual(self.failure.reason, "exit")
             self.assertEqual(len(self.flushLoggedErrors(type(error))), defects)
 
@@ -306,8 +295,7 @@ class OutputTests(RunTestCase):
         self.assertEqual(self.child.signals, [])
         self.child.print(b"z" * 5000)
         self.assertEqual(self.child.signals, [signal.SIGKILL])
-        self.child.end(signal=signal.SIGKILL)
-        self.assert_over(number=signal.SIGKILL)
+        self.end(signal=signal.SIGKILL)
         failure = self.failure
         self.assertEqual(failure.reason, "output")
         self.assertEqual(failure.extra_members, {"limit": "limits.output", "value": 1024})
@@ -320,8 +308,7 @@ class OutputTests(RunTestCase):
         self.turn()
         self.assertEqual(self.child.signals, [signal.SIGKILL])
         self.assertEqual(self.failure.extra_members, {"limit": "limits.output", "value": 1024})
-        self.child.end(signal=signal.SIGKILL)
-        self.assert_over(number=signal.SIGKILL)
+        self.end(signal=signal.SIGKILL)
         self.assertEqual(self.events(), ["x" * 900, ErrorEvent(), "after"])
         self.assertIn("'a' exceeds the rest of limits.output", self.files.named[0])
 
@@ -355,8 +342,7 @@ class OutputTests(RunTestCase):
         self.assertEqual(self.child.signals, [])
         self.child.complain(b"y")
         self.assertEqual(self.child.signals, [signal.SIGKILL])
-        self.child.end()
-        self.assert_over(status=0)
+        self.end()
         self.assertEqual(self.failure.extra_members, {"limit": "limits.stderr", "value": 10_000})
         self.assertEqual(set(self.run_.stderr_text), {"x"})
 
@@ -439,8 +425,7 @@ class FileTests(RunTestCase):
         self.child.print(make_file_block(b"/etc/shadow") + b"after")
         self.turn()
         self.wanted[0][1].errback(EvaluatorFileRefused("'/etc/shadow' is none of yours"))
-        self.child.end()
-        self.assert_over(status=0)
+        self.end()
         self.assertEqual(self.events(), [ErrorEvent(), "after"])
         self.assertIn(b"none of yours", self.log.read_events(0, 10**9).lines)
         self.assertEqual(self.files.named, {0: "'/etc/shadow' is none of yours"})
@@ -459,8 +444,7 @@ class LostOutputTests(RunTestCase):
         """Hold that the run is killed and lost, once and logged, and that it ends."""
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
         self.child.print(b"more\n")
-        self.child.end(signal=signal.SIGKILL)
-        self.assert_over(number=signal.SIGKILL)
+        self.end(signal=signal.SIGKILL)
         self.assertEqual(self.failure.reason, "lost")
         self.assertIn("defect of the daemon", self.failure.message)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
@@ -483,8 +467,7 @@ class LostOutputTests(RunTestCase):
     def test_defect_at_the_end_of_stdout_fails_the_run(self) -> None:
         self.break_("finish")
         self.child.print(b"a\nb")
-        self.child.end(0)
-        self.assert_over(status=0)
+        self.end()
         self.assertEqual(self.failure.reason, "lost")
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
@@ -494,8 +477,7 @@ class LostOutputTests(RunTestCase):
         self.files.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.child.print(b"bad\n")
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
-        self.child.end(signal=signal.SIGKILL)
-        self.assert_over(number=signal.SIGKILL)
+        self.end(signal=signal.SIGKILL)
         self.assertEqual(self.failure.reason, "lost")
         self.assertIn("No space left on device", self.failure.message)
         self.assertEqual(self.text(), "good")

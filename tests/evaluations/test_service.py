@@ -71,8 +71,7 @@ class RetryTests(RegistryTestCase):
         for _ in range(40):
             self.accept()
             self.world.clock.advance(3)
-            self.world.child.end()
-            self.world.turn()
+            self.finish(self.world.child)
         self.accept()
         # A look that is no request, such as a proxy's, takes no client's time.
         for _ in range(9):
@@ -93,8 +92,7 @@ class IdleRetryTests(RegistryTestCase):
             self.accept()  # it waits, but not for a slot
             self.world.repositories.gate.open()
             self.world.clock.advance(60)
-            self.world.child.end()
-            self.world.turn()
+            self.finish(self.world.child)
         for _ in range(3):
             self.accept()
         error = self.assertRaises(ServerBusy, self.accept)

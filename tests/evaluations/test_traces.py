@@ -246,8 +246,7 @@ class BuildTests(EvaluationTestCase):
         self.begin()
         self.slot.open()
         self.world.clock.advance(4)
-        self.world.child.end()
-        self.world.turn()
+        self.finish()
         (building,) = (one for one in exporter.get_finished_spans() if one.name == "building")
         self.assertEqual(times(building), (0, 4))
         names = [span.name for span in exporter.get_finished_spans()]

@@ -76,6 +76,11 @@ class FakeChild:
 
     # What the child does
 
+    def make_data_block(self, *lines: str) -> bytes:
+        """Return a block of data as evaluators print it."""
+        begin, end = (self.environment[f"EVALUATION_DATA_{name}"] for name in ("BEGIN", "END"))
+        return "".join(f"{line}\n" for line in ("", begin, *lines, end)).encode()
+
     def print(self, data: bytes) -> None:
         """Write to stdout; it is read unless that is paused."""
         self._pipe += data

@@ -282,12 +282,10 @@ class ServerSentTests(StreamTestCase):
 
     def test_data_line_with_a_carriage_return_arrives_whole(self) -> None:
         identifier = self.evaluate()
-        begin = self.child.environment["EVALUATION_DATA_BEGIN"].encode()
-        end = self.child.environment["EVALUATION_DATA_END"].encode()
         followers = [
             self.follow(kind, identifier) for kind in (SourceFollower, LineFollower, SocketFollower)
         ]
-        self.print(b"%s\n[1,\r2]\r\n%s\n" % (begin, end))
+        self.print(self.child.make_data_block("[1,\r2]\r")[1:])
         for follower in followers:
             self.assertEqual(follower.payloads, [[1, 2]])
 

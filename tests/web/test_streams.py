@@ -64,8 +64,7 @@ class FollowTests(StreamTestCase):
                 self.assertEqual(follower.answer.status, status, (kind, query))
                 self.check_problem(follower.answer)
                 self.assertTrue(Follower.complete.fget(follower))  # type: ignore[attr-defined]
-                follower.lose()
-        self.check_nothing_left(identifier)
+                self.check_nothing_left(identifier, follower)
 
     def test_reader_in_the_middle_gets_the_rest_of_a_forgotten_evaluation(self) -> None:
         for kind in FOLLOWERS:
@@ -122,8 +121,7 @@ class SlowReaderTests(StreamTestCase):
             for _ in range(60):
                 self.service.reactor.advance(1)
             self.assertTrue(follower.connection.aborted)
-            follower.lose()
-            self.check_nothing_left(identifier)
+            self.check_nothing_left(identifier, follower)
             again = self.follow(LineFollower, identifier, f"?after={len(follower.events)}")
             text = "".join(follower.payloads + again.payloads)
             self.assertEqual(text, self.text[:8000].decode().rstrip("\n"))
@@ -304,6 +302,5 @@ class DefectTests(StreamTestCase):
                 self.print(b"a\n")
             self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
             self.check_cut(follower, 1011)
-            follower.lose()
-            self.check_nothing_left(identifier)
+            self.check_nothing_left(identifier, follower)
             self.finish()

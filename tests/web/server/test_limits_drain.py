@@ -28,6 +28,13 @@ class LeavingTestCase(StreamTestCase, RawTestCase):
         self.assertEqual(answer.headers["retry-after"], "5")
         self.assertEqual(answer.headers["connection"], "close")
 
+    def check_over(self, over: Deferred[None], *connections: Connection) -> None:
+        """Hold that these are closed, and that it is over when they are gone."""
+        for connection in connections:
+            self.assertTrue(connection.closed)
+            connection.lose()
+        self.successResultOf(over)
+
 
 class CloseConnectionTests(LeavingTestCase):
     """What each phase of a connection is entitled to."""
@@ -66,9 +73,7 @@ class CloseConnectionTests(LeavingTestCase):
             connection.send(HEALTH)
             answer = connection.answer()
             self.assertEqual((answer.status, answer.headers["Connection"]), (200, "close"))
-            self.assertTrue(connection.closed)
-            connection.lose()
-        self.successResultOf(over)
+        self.check_over(over, *connections)
 
     def test_request_sent_after_the_half_close_is_discarded_without_a_reset(self) -> None:
         connections = self.waiting()
@@ -101,9 +106,7 @@ class CloseConnectionTests(LeavingTestCase):
         self.service.reactor.advance(0.5)
         for connection in connections:
             self.assertEqual(connection.answer().status, 200)
-            self.assertTrue(connection.closed)
-            connection.lose()
-        self.successResultOf(over)
+        self.check_over(over, *connections)
 
     def test_incomplete_head_sent_during_the_drain_is_503_after_a_second(self) -> None:
         connection, _ = self.waiting()
@@ -165,9 +168,7 @@ class CloseConnectionTests(LeavingTestCase):
                 connection.send(half)
                 over = self.leave()
                 self.check_told(connection)
-                self.assertTrue(connection.closed)
-                connection.lose()
-                self.successResultOf(over)
+                self.check_over(over, connection)
                 self.service.site.is_draining = False
 
     def upload(self) -> tuple[Connection, bytes]:
@@ -196,8 +197,7 @@ class CloseConnectionTests(LeavingTestCase):
         self.check_told(connection)
         connection.send(rest)
         self.assertEqual((connection.received, connection.closed), (b"", True))
-        connection.lose()
-        self.successResultOf(over)
+        self.check_over(over, connection)
 
     def test_upload_refused_before_the_drain_gets_no_second_answer(self) -> None:
         connection, rest = self.upload()
@@ -217,9 +217,7 @@ class CloseConnectionTests(LeavingTestCase):
         self.assertFalse(connection.closed)
         connection.channel.resumeProducing()
         self.assertEqual(connection.answer().status, 200)
-        self.assertTrue(connection.closed)
-        connection.lose()
-        self.successResultOf(over)
+        self.check_over(over, connection)
 
     def test_waiting_poll_is_answered_by_the_end_of_its_evaluation(self) -> None:
         identifier = self.evaluate()
@@ -229,9 +227,7 @@ class CloseConnectionTests(LeavingTestCase):
         self.assertEqual((connection.received, connection.closed), (b"", False))
         self.finish()
         self.assertEqual(connection.answer().json()["end"], "end")
-        self.assertTrue(connection.closed)
-        connection.lose()
-        self.successResultOf(over)
+        self.check_over(over, connection)
 
     def test_stream_that_is_not_taken_is_aborted_after_five_seconds(self) -> None:
         identifier = self.evaluate()
