@@ -347,6 +347,12 @@ class RegistryTestCase(SynchronousTestCase):
             child.print(printed)
         return identifier, child
 
+    def evaluate(self, printed: bytes = b"", status: int = 0) -> str:
+        """Let an evaluation print, and end with a status."""
+        identifier, child = self.start(printed)
+        self.finish(child, status)
+        return identifier
+
     def page(self, identifier: str, after: str | None = None) -> dict[str, Any]:
         """Return a page, as clients see it."""
         events = self.registry.events

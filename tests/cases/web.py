@@ -27,7 +27,16 @@ from tawebeval.web import streams
 from tests.cases import described
 from tests.cases.settings import with_constants
 from tests.fakes.children import FakeChild
-from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, head, parts
+from tests.fakes.clients import (
+    MULTIPART,
+    Answer,
+    Connection,
+    Service,
+    dash_names,
+    form,
+    head,
+    parts,
+)
 from tests.fakes.streams import Follower, SocketFollower
 from tests.fakes.world import read_again
 
@@ -164,10 +173,15 @@ class WebTestCase(SynchronousTestCase):
         """Return a connection of which the bytes are our own."""
         return self.service.connect()
 
-    def begin_form(self, length: int, path: str = "/evaluate", **headers: str) -> Connection:
-        """Return a connection on which a form of so many bytes is announced."""
+    def begin_form(self, length: int | None, path: str = "/evaluate", **headers: str) -> Connection:
+        """Return a connection on which a form of so many bytes, or one in chunks, is announced."""
         connection = self.connect()
-        fields = {"Content-Type": MULTIPART, "Content-Length": str(length), **headers}
+        framing = (
+            ("Content-Length", str(length))
+            if length is not None
+            else ("Transfer-Encoding", "chunked")
+        )
+        fields = dict([("Content-Type", MULTIPART), framing], **dash_names(headers))
         connection.send(head(f"POST {path}", fields))
         return connection
 

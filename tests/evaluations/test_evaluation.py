@@ -275,22 +275,6 @@ class EvaluationLifeTests(EvaluationTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.assertEqual((len(sandboxed.started_as), sandboxed.closed), (1, 1))
 
-    def test_start_stop_and_end_of_the_run_are_saved(self) -> None:
-        saved: list[tuple[str, bool]] = []
-
-        def save(evaluation: Evaluation) -> None:
-            saved.append((evaluation.details.state.value, evaluation.run is not None))
-
-        (self.root / "upload").rename(self.mktemp())
-        first = self.make()
-        self.evaluation = Evaluation(first.details, first.workspace, first.context, save)
-        self.begin()
-        self.assertEqual(saved, [("running", True)])
-        self.evaluation.stop(CANCELLED)
-        self.assertEqual(set(saved[1:]), {("running", True)})
-        self.finish()
-        self.assertEqual(saved[-1], ("cancelled", False))
-
 
 class ClusterTests(EvaluationTestCase):
     def setUp(self) -> None:

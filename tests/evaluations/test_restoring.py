@@ -502,8 +502,7 @@ class EndedTests(RestoringTestCase):
             self.assertEqual(self.world.store.rows, {})
 
     def test_last_acknowledgement_is_refused_after_the_hand_over(self) -> None:
-        identifier, child = self.start(b"one\n")
-        self.finish(child)
+        identifier = self.evaluate(b"one\n")
         self.registry.hand_all_to_next_daemon()
         self.assertEqual(self.page(identifier)["end"], "end")
         self.assertRaises(ServerStopping, self.registry.events.read_page_now, identifier, "end")
@@ -534,8 +533,7 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(len(self.callbacks.sent), 1)
 
     def test_evaluation_without_its_events_has_one_lost_event(self) -> None:
-        identifier, child = self.start(b"one\ntwo\n")
-        self.finish(child, 3)
+        identifier = self.evaluate(b"one\ntwo\n", 3)
         files = self.files(identifier)
         files.stdout.clear()
         files.segments.clear()
@@ -573,8 +571,7 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.archived_events(identifier), before["data"])
 
     def test_evaluation_whose_acknowledged_events_are_gone_is_not_archived(self) -> None:
-        identifier, child = self.start(b"one\ntwo\n")
-        self.finish(child)
+        identifier = self.evaluate(b"one\ntwo\n")
         self.files(identifier).stdout[:4] = bytes(4)  # the punched part
         self.assertRaises(StdoutChanged, self.archived_events, identifier)
         self.restart(lambda row: attrs.evolve(row, begin_cursor=2))
@@ -595,8 +592,7 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(len(self.world.store.rows), 1)
 
     def test_forgotten_evaluation_keeps_its_row_until_the_commit_or_its_failure(self) -> None:
-        identifier, child = self.start(b"one\n")
-        self.finish(child)
+        identifier = self.evaluate(b"one\n")
         stored: Deferred[None] = Deferred()
         self.patch(FakeStore, "flush_soon", lambda store: stored)
         self.consume(identifier)
@@ -635,8 +631,7 @@ class EndedTests(RestoringTestCase):
         self.assertTrue(self.row(identifier).is_cleaned_up)
 
     def test_ended_evaluation_expires_after_the_restart(self) -> None:
-        identifier, child = self.start(b"one\n")
-        self.finish(child)
+        identifier = self.evaluate(b"one\n")
         self.world.clock.advance(3)
         self.restart()
         self.expire(4)

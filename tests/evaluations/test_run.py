@@ -197,17 +197,6 @@ class TimeoutTests(RunTestCase):
         self.clock.advance(1)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
 
-    def test_deadline_goes_on_over_a_restart_of_the_daemon(self) -> None:
-        for deadline, seconds in ((3.0, 3), (-5.0, 0.001)):
-            self.setUp()
-            run = self.make_run(deadline=deadline)
-            child = FakeChild(self.clock, run)
-            run.makeConnection(child)
-            self.clock.advance(seconds - 0.001)
-            self.assertEqual(child.signals, [])
-            self.clock.advance(0.001)
-            self.assertEqual(child.signals, [signal.SIGTERM])
-
     def test_evaluator_that_ended_in_time_is_not_stopped(self) -> None:
         self.child.has_exited = True
         self.clock.advance(20)
@@ -267,23 +256,19 @@ class LimitTests(RunTestCase):
             self.assertEqual(self.failure.reason, "exit")
             self.assertEqual(len(self.flushLoggedErrors(type(error))), defects)
 
-    def test_sandbox_that_did_not_start_is_lost_with_its_stderr(self) -> None:
-        self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
-        self.child.complain(b"bwrap: no")
-        self.child.end(status=1)
-        self.turn()
-        failure = self.failure
-        self.assertEqual((failure.reason, failure.extra_members), ("lost", {"stderr": "bwrap: no"}))
-        self.assertIs(self.run_.exit_status, None)
-
-    def test_sandbox_that_a_limit_kept_from_starting_fails_for_that_limit(self) -> None:
-        self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
-        self.sandboxed.run_limits.over = make_limit_failure(
-            "processes", "processes", "processes", 2
-        )
-        self.child.end(status=1)
-        self.turn()
-        self.assertIs(self.run_.failure, self.sandboxed.run_limits.over)
+    def test_sandbox_that_did_not_start_is_lost_with_its_stderr_or_fails_for_a_limit(self) -> None:
+        over = make_limit_failure("processes", "processes", "processes", 2)
+        lost = EvaluationFailure("lost", "no sandbox", {"stderr": "bwrap: no"})
+        for limit, expected in ((None, lost), (over, over)):
+            self.setUp()
+            self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
+            self.sandboxed.run_limits.over = limit
+            self.child.complain(b"bwrap: no")
+            self.child.end(status=1)
+            self.turn()
+            self.assertEqual(self.failure.reason, expected.reason)
+            self.assertEqual(self.failure.extra_members, expected.extra_members)
+            self.assertIsNone(self.run_.exit_status)
 
 
 class OutputTests(RunTestCase):
@@ -311,16 +296,6 @@ class OutputTests(RunTestCase):
         self.end(signal=signal.SIGKILL)
         self.assertEqual(self.events(), ["x" * 900, ErrorEvent(), "after"])
         self.assertIn("'a' exceeds the rest of limits.output", self.files.named[0])
-
-    def test_output_before_a_restart_counts_against_the_output_limit(self) -> None:
-        self.child.print(b"x" * 1000)
-        run = self.make_run(deadline=100)
-        child = FakeChild(self.clock, run)
-        run.makeConnection(child)
-        child.print(b"y" * 24)
-        self.assertEqual(child.signals, [])
-        child.print(b"z")
-        self.assertEqual(child.signals, [signal.SIGKILL])
 
     def test_resumed_run_whose_stdout_is_over_the_limit_is_killed(self) -> None:
         for size, signals in ((1024, []), (1025, [signal.SIGKILL])):

@@ -136,8 +136,7 @@ class KeptTests(RegistryTestCase):
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
         threads.tidied.shut = True
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
+        identifier = self.evaluate(b"a\n")
         self.send_all(identifier)
         self.assertEqual(self.registry.records.ended_evaluations_budget.used, 0)
         threads.tidied.open()

@@ -403,8 +403,7 @@ class ArchiveTests(RegistryTestCase):
 
     def test_archived_evaluation_keeps_its_state_when_it_is_forgotten(self) -> None:
         for exit_status, state in ((0, "finished"), (3, "failed")):
-            identifier, child = self.start(b"a\n")
-            self.finish(child, exit_status)
+            identifier = self.evaluate(b"a\n", exit_status)
             self.consume(identifier)
             self.assert_refused(EvaluationExpired, identifier)
             status = self.status(identifier)
@@ -414,8 +413,7 @@ class ArchiveTests(RegistryTestCase):
         self.assertEqual((len(self.world.store.rows), self.world.disk.used), (2, 0))
 
     def test_unread_evaluation_outlives_its_copy_in_the_archive(self) -> None:
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
+        identifier = self.evaluate(b"a\n")
         self.assertIsNotNone(self.status(identifier))
         self.assertTrue(self.archive.on_removal(identifier))
         self.assertIsNone(self.status(identifier))
@@ -449,8 +447,7 @@ class ArchiveTests(RegistryTestCase):
 
     def test_events_stay_on_the_disk_until_the_archive_has_them(self) -> None:
         self.archive.gate.shut = True
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
+        identifier = self.evaluate(b"a\n")
         self.page(identifier, "2")
         record = self.registry.records[identifier]
         self.page(identifier, END)
@@ -474,8 +471,7 @@ class ArchiveTests(RegistryTestCase):
 
     def test_requests_wait_some_seconds_for_an_evaluation_to_be_archived(self) -> None:
         self.archive.gate.shut = True
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
+        identifier = self.evaluate(b"a\n")
         self.consume(identifier)
         self.assertEqual([one["evaluation_id"] for one in self.list_all()], [identifier])
         reader = self.registry.archive_reader
@@ -504,8 +500,7 @@ class ArchiveTests(RegistryTestCase):
 
     def test_evaluation_is_released_though_the_archive_raises(self) -> None:
         self.archive.gate.error = ZeroDivisionError("oh")
-        identifier, child = self.start(b"a\n")
-        self.finish(child)
+        identifier = self.evaluate(b"a\n")
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.consume(identifier)
         self.assertEqual((self.world.store.rows, self.world.disk.used), ({}, 0))

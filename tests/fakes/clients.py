@@ -145,7 +145,7 @@ class Connection:
 
     def request(self, line: str, body: bytes = b"", **headers: str) -> None:
         """Send a request; in names of headers `_` stands for `-`."""
-        self.send(head(line, {"Content-Length": str(len(body)), **_dashed(headers)}) + body)
+        self.send(head(line, {"Content-Length": str(len(body)), **dash_names(headers)}) + body)
 
     @property
     def received(self) -> bytes:
@@ -199,7 +199,8 @@ def head(line: str, headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> b
     return f"{line} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode("latin-1")
 
 
-def _dashed(headers: Mapping[str, str]) -> dict[str, str]:
+def dash_names(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers as requests have them, by names with underscores."""
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http_headers import Headers
 
-from tawebeval.config import CallerSettings, Configuration, EventBufferSettings, HttpSettings
+from tawebeval.config import Configuration, EventBufferSettings, HttpSettings
 from tawebeval.core import events as core_events
 from tawebeval.errors import NotAcceptable
 from tawebeval.evaluations.eventlog import EvaluationEvents
@@ -20,7 +20,6 @@ from tests.cases import described
 from tests.cases.polls import asking
 from tests.cases.settings import with_constants
 from tests.cases.web import END, RawTestCase, StreamTestCase
-from tests.fakes.clients import Answer
 from tests.fakes.streams import FOLLOWERS, LineFollower, SocketFollower, SourceFollower, parse
 from tests.fakes.world import SlowThreads
 
@@ -128,17 +127,6 @@ class ChoiceTests(StreamTestCase):
                 self.assertEqual(answer.status, 204 if nothing else 200)
                 described.check("HEAD", f"/evaluation/{identifier}/events", answer)
         self.assertEqual(len(self.page(identifier)["data"]), 4)
-
-
-class NamedOriginTests(StreamTestCase):
-    configuration = Configuration(callers=CallerSettings(origins=("https://judge.example.org",)))
-
-    def check(self, answer: Answer) -> None:
-        """Hold nothing: what is promised of every answer is not so here."""
-
-    def test_vary_names_accept_and_origin(self) -> None:
-        follower = self.follow(LineFollower, self.evaluate())
-        self.assertEqual(follower.answer.headers["vary"], "Accept, Origin")
 
 
 class PageTests(StreamTestCase):

@@ -18,17 +18,6 @@ PER_FILE = 8192  # bytes that a file counts besides those received
 
 
 class EarlyRefusalTests(RawTestCase):
-    def begin(self, length: int | None = None, **headers: str) -> Connection:
-        connection = self.connect()
-        fields = {"Content-Type": MULTIPART}
-        if length is None:
-            fields["Transfer-Encoding"] = "chunked"
-        else:
-            fields["Content-Length"] = str(length)
-        fields.update({name.replace("_", "-"): value for name, value in headers.items()})
-        connection.send(head("POST /evaluate", fields))
-        return connection
-
     def assert_refused(self, connection: Connection, status: int) -> None:
         """Hold that the answer is there, and that the connection lingers before it is cut."""
         reactor = self.service.reactor
@@ -48,7 +37,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(reactor.getDelayedCalls(), [])
 
     def test_announced_length_over_the_limit_is_413_before_the_body(self) -> None:
-        connection = self.begin(10**6)
+        connection = self.begin_form(10**6)
         answer = connection.received
         for _ in range(20):
             connection.send(b"x" * 10_000)
@@ -56,7 +45,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assert_refused(connection, 413)
 
     def test_body_over_the_limit_is_413_within_the_body(self) -> None:
-        connection = self.begin()
+        connection = self.begin_form(None)
         body = form(parts(source=b"x" * 200_000))[:110_000]
         connection.send(b"%x\r\n" % (10**6))
         for at in range(0, len(body), 1000):
@@ -77,25 +66,25 @@ class EarlyRefusalTests(RawTestCase):
             connection = self.connect()
             connection.send(head("POST /evaluate", [length, *headers]))
             self.assert_refused(connection, status)
-        connection = self.begin(1000, Content_Encoding="Identity")
+        connection = self.begin_form(1000, Content_Encoding="Identity")
         self.assertEqual(connection.received, b"")
         connection.lose()
 
     def test_upload_that_does_not_fit_is_503_before_the_body(self) -> None:
         spool = self.service.registry.submissions.budget
         self.service.registry.submissions.budget.take_within_quota(spool.total - 1000, "")
-        connection = self.begin(1001)
+        connection = self.begin_form(1001)
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
         connection.lose()
-        connection = self.begin(1000)
+        connection = self.begin_form(1000)
         self.assertEqual(connection.received, b"")
         connection.lose()
         self.assertEqual(spool.used, spool.total - 1000)
 
     def test_upload_is_503_and_removed_once_the_spool_is_full(self) -> None:
         spool = self.service.registry.submissions.budget
-        connection = self.begin(90_000)
+        connection = self.begin_form(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
         self.assertEqual((connection.received, spool.used), (b"", 50_000 + PER_FILE))
         others = spool.total - spool.used
@@ -107,7 +96,7 @@ class EarlyRefusalTests(RawTestCase):
     def test_upload_takes_spool_space_until_forgotten_or_refused(self) -> None:
         spool, body = self.service.registry.submissions.budget, form(parts())
         for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
-            connection = self.begin(len(sent))
+            connection = self.begin_form(len(sent))
             connection.send(sent)
             self.assertEqual(connection.answer().status, status)
             self.assertEqual(spool.used, len(body) + PER_FILE)
@@ -120,23 +109,23 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(spool.used, 0)
 
     def test_broken_field_is_400_at_once_and_removed(self) -> None:
-        connection = self.begin(90_000)
+        connection = self.begin_form(90_000)
         body = form([*parts(), Part("submission[BAD]", b"x" * 50_000)])
         connection.send(body[:1500])
         self.assert_refused(connection, 400)
 
     def test_malformed_form_is_400_at_its_first_byte(self) -> None:
-        connection = self.begin(90_000)
+        connection = self.begin_form(90_000)
         connection.send(b"{}" * 100 + form([]))
         self.assert_refused(connection, 400)
 
     def test_expect_100_continue_is_answered_or_refused(self) -> None:
-        connection = self.begin(len(form(parts())), Expect="100-continue")
+        connection = self.begin_form(len(form(parts())), Expect="100-continue")
         self.assertEqual(connection.received, b"HTTP/1.1 100 Continue\r\n\r\n")
         connection.transport.clear()
         connection.send(form(parts()))
         self.assertEqual(connection.answer().status, 200)
-        connection = self.begin(10**6, Expect="100-continue")
+        connection = self.begin_form(10**6, Expect="100-continue")
         self.check_raw(connection.answer(), 413)
         connection.lose()
 
@@ -148,7 +137,7 @@ class EarlyRefusalTests(RawTestCase):
             self.assertNotIn(b"100 Continue", connection.received, line)
 
     def test_bytes_after_a_refused_body_are_not_read_as_a_request(self) -> None:
-        connection = self.begin(1000, Content_Type="text/plain")
+        connection = self.begin_form(1000, Content_Type="text/plain")
         self.check_raw(connection.answer(), 415)
         connection.send(b"x" * 1000 + head("GET /health", {}))
         self.assertEqual((connection.received, connection.closed), (b"", True))
@@ -158,7 +147,7 @@ class EarlyRefusalTests(RawTestCase):
     def test_full_disk_is_503_without_a_path(self) -> None:
         (self.root / "uploads").rename(self.root / "elsewhere")
         (self.root / "uploads").write_text("no directory")
-        connection = self.begin(len(form(parts())))
+        connection = self.begin_form(len(form(parts())))
         with capturedLogs() as events:
             connection.send(form(parts()))
         answer = self.check_raw(connection.answer(), 503)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tawebeval.config import Configuration, EventBufferSettings, HttpSettings
 from tests.cases.settings import with_constants
 from tests.cases.web import RawTestCase
-from tests.fakes.clients import MULTIPART, Connection, form, head, parts
+from tests.fakes.clients import Connection, form, head, parts
 
 START = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 
@@ -37,13 +37,16 @@ class SlowTestCase(RawTestCase):
 
 
 class HeadTests(SlowTestCase):
-    def test_silent_connection_is_closed_without_a_word(self) -> None:
-        connection = self.connect()
-        self.advance(9.9)
-        self.check_quiet(connection)
-        self.advance(0.2)
-        self.assertTrue(connection.closed)
-        self.assertEqual(connection.received, b"")
+    def test_connection_without_a_first_or_next_request_is_closed_without_a_word(self) -> None:
+        for begun, seconds in ((b"", 9.9), (START + b"\r\n", 39.9)):
+            connection = self.connect()
+            if begun:
+                connection.send(begun)
+                connection.answer()
+            self.advance(seconds)
+            self.check_quiet(connection)
+            self.advance(0.2)
+            self.assertEqual((connection.closed, connection.received), (True, b""))
 
     def test_head_byte_by_byte_is_408(self) -> None:
         for piece in (b"x", b"X: y\r\n"):
@@ -89,27 +92,12 @@ class HeadTests(SlowTestCase):
             self.advance(10)
             self.check_raw(connection.answer(), 408)
 
-    def test_connection_without_a_next_request_is_closed_without_a_word(self) -> None:
-        connection = self.connect()
-        connection.send(START + b"\r\n")
-        connection.answer()
-        self.advance(39.9)
-        self.check_quiet(connection)
-        self.advance(0.2)
-        self.assertTrue(connection.closed)
-        self.assertEqual(connection.received, b"")
-
 
 class BodyTests(SlowTestCase):
     def upload(self, *, chunked: bool = False) -> tuple[Connection, bytes]:
         """Return a connection on which a form has begun, and its body."""
-        connection = self.connect()
         body = form(parts(source=b"x" * 60_000))
-        framing = ("Transfer-Encoding", "chunked")
-        if not chunked:
-            framing = ("Content-Length", str(len(body)))
-        connection.send(head("POST /evaluate", [("Content-Type", MULTIPART), framing]))
-        return connection, body
+        return self.begin_form(None if chunked else len(body)), body
 
     def cut_off(self, connection: Connection) -> None:
         """Hold that a connection is told to be too slow, and then ended."""
