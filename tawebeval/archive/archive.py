@@ -92,14 +92,14 @@ class EndedEvaluation:
     """An evaluation that has ended.
 
     - `final_status`: the last line of the file, with the status.
-    - `read_event_rings()`, called in a thread, yields all events; see `write_evaluation`.
+    - `read_all_events()`, called in a thread, yields all events; see `write_evaluation`.
     - `workspace`: the workspace with the submission, None if it is not kept.
     """
 
     identifier: str
     caller: str
     final_status: Mapping[str, Any]
-    read_event_rings: Callable[[], Iterator[EventRing]]
+    read_all_events: Callable[[], Iterator[EventRing]]
     workspace: Workspace | None = None
 
 
@@ -254,9 +254,9 @@ class EvaluationArchive:
     def _read_rings_with_room(self, ended: EndedEvaluation) -> Iterator[EventRing]:
         """Yield all events while there is room, also beside what others write meanwhile.
 
-        Raises: ArchiveFileTooLarge; as `read_event_rings`.
+        Raises: ArchiveFileTooLarge; as `read_all_events`.
         """
-        for ring in ended.read_event_rings():
+        for ring in ended.read_all_events():
             room = self._measure_room()
             if room < 0:
                 raise ArchiveFileTooLarge(room)

@@ -60,7 +60,7 @@ from tawebeval.evaluations.context import (
     make_unread_events_budget,
 )
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.starting import queue_evaluation
+from tawebeval.evaluations.starting import admit_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import ResourceUsage, open_cgroups
@@ -268,7 +268,7 @@ class LocalEvaluationFactory:
             files,
             limits=local.limits,
             environment_name=local.environment_name,
-            problem=problem,
+            problem_name=problem,
             build_command="" if problem is None else local.configuration.problems[problem].build,
         )
         sent = self.scratch_directory / name
@@ -434,7 +434,7 @@ async def run_evaluation(evaluation: Evaluation, show_page: Callable[[Page], obj
             evaluation.run.kill()
         cancelled = True
 
-    queue_evaluation(evaluation, FairQueue(running=1, queued=0))
+    admit_evaluation(evaluation, FairQueue(running=1, queued=0))
     try:
         async for page in read_event_pages(evaluation, on_cancel):
             show_page(page)

@@ -280,7 +280,7 @@ class EvaluationRequest:
     `commit_oid` is "" until the daemon has resolved the branch of the repository. `directory` is
     relative to the root of the repository; "" is the root. `callback_url` is the URL to notify when
     the evaluation ends, or None. `limits` replace the operator's defaults. `metadata` are the
-    client's labels. `environment_name` is None for the default environment. `problem` is the name
+    client's labels. `environment_name` is None for the default environment. `problem_name` is that
     of the operator's problem that the submission is for, None without one; `build_command` builds
     its tree, "" without one. `has_restricted_token` tells that the caller's token is restricted to
     problems. `submission_time` is when the files of a rerun were submitted first, in seconds since
@@ -298,7 +298,7 @@ class EvaluationRequest:
     limits: ChosenLimits = attrs.field(factory=dict)
     metadata: Mapping[str, str] = attrs.field(factory=dict)
     environment_name: str | None = None
-    problem: str | None = None
+    problem_name: str | None = None
     build_command: str = ""
     has_restricted_token: bool = False
     submission_time: float | None = None
@@ -393,7 +393,7 @@ class FormPreset:
     """
 
     preset_origin: str = ""
-    problem: str | None = None
+    problem_name: str | None = None
     preset_values: Mapping[str, str] = attrs.field(factory=dict)
     permitted_text_fields: frozenset[str] | None = None
     submission_field_names: Sequence[str] | None = ()
@@ -425,7 +425,7 @@ class FormPreset:
             raise InvalidField(
                 field, f"{self.preset_origin} has the files; remove it from the form"
             )
-        if name == OWN_INPUT_FIELD and self.problem is not None:
+        if name == OWN_INPUT_FIELD and self.problem_name is not None:
             if not self.permits_own_input:
                 raise InvalidField(field, f"{self.preset_origin} runs no own input; remove it")
         elif self.submission_field_names and name not in self.submission_field_names:
@@ -475,7 +475,7 @@ def parse_form(
     protocols: Sequence[str],
     limit_ranges: Mapping[str, LimitRange],
     environments: Collection[str] = (),
-    problem: str | None = None,
+    problem_name: str | None = None,
     over_maximum_hint: str = "",
     unknown_names: Sequence[str] = (),
 ) -> EvaluationRequest:
@@ -484,7 +484,7 @@ def parse_form(
     `fields` has the values of the fields that are no files, within `find_field_size_limit`.
     `protocols` are the protocols allowed for repositories, by git's names. `limit_ranges` are the
     allowed values of the limits, by their names in `[limits]`, `environments` the names of the
-    configured environments. The form of a `problem` may have a branch in place of a commit.
+    configured environments. The form of a problem may have a branch in place of a commit.
     `over_maximum_hint` ends the message about a limit over its maximum. `unknown_names` are those
     of ignored fields: the message about a missing field has the nearest one.
     """
@@ -494,7 +494,9 @@ def parse_form(
             "no file was sent; send at least one field submission[NAME], such as"
             f" submission[source]{_find_near_name('submission[source]', unknown_names)}",
         )
-    has_commit = problem is None or "commit_oid" in fields or "repository[branch]" not in fields
+    has_commit = (
+        problem_name is None or "commit_oid" in fields or "repository[branch]" not in fields
+    )
     for name in ("repository[url]", *(["commit_oid"] if has_commit else []), "evaluator_cmd"):
         _check_required(fields, name, unknown_names)
     commit_oid = _commit_oid(fields["commit_oid"]) if has_commit else ""
@@ -520,7 +522,7 @@ def parse_form(
             limit_ranges,
             over_maximum_hint,
         ),
-        problem=problem,
+        problem_name=problem_name,
     )
 
 

@@ -35,7 +35,7 @@ _SHELL_IGNORES = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 log = Logger()
 
 
-def install_reactor() -> None:
+def install_poll_reactor_if_needed() -> None:
     """Use poll(2) if an evaluator that has outlived the daemon has all epoll watches of the user.
 
     Otherwise no daemon could start, and none would hold that evaluator to its time.

@@ -17,7 +17,7 @@ from tawebeval.daemon.configuration import check_sandbox_paths, read_configurati
 from tawebeval.daemon.process import (
     exempt_objects_from_gc,
     ignore_sighup_and_sigusr1,
-    install_reactor,
+    install_poll_reactor_if_needed,
     keep_freed_memory,
     reset_inherited_signals,
     use_monotonic_clock,
@@ -72,7 +72,7 @@ def makeService(
     Raises: SystemExit, with a message, as root and for an invalid configuration.
     """
     if reactor is None:
-        install_reactor()
+        install_poll_reactor_if_needed()
         from twisted.internet import reactor
 
         use_monotonic_clock(reactor)

@@ -53,7 +53,7 @@ class BuildPlan:
     command: str
     limits: ChosenLimits
     key: str
-    configuration: Configuration = attrs.field(repr=False)
+    daemon_configuration: Configuration = attrs.field(repr=False)
 
 
 def plan_build(evaluation: Evaluation, checkout: Checkout) -> BuildPlan:
@@ -64,7 +64,7 @@ def plan_build(evaluation: Evaluation, checkout: Checkout) -> BuildPlan:
     """
     configuration, details = evaluation.context.configuration, evaluation.details
     environment, request = details.environment, details.request
-    problem = configuration.problems.get(request.problem or "")
+    problem = configuration.problems.get(request.problem_name or "")
     # A request may choose limits, which must not decide over the builds of others.
     limits = {} if problem is None else {name: str(value) for name, value in problem.limits.items()}
     parts = [
@@ -130,7 +130,7 @@ async def build_tree(
         submission=(),
         limits=plan.limits,
         environment_name=asked.environment_name,
-        problem=asked.problem,
+        problem_name=asked.problem_name,
     )
     identifier = context.generate_random_bytes(16).hex()
     root = owner.workspace.root.with_name(derive_directory_name(identifier))
@@ -142,10 +142,10 @@ async def build_tree(
         Workspace(root),
         attrs.evolve(
             context,
-            configuration=plan.configuration,
+            configuration=plan.daemon_configuration,
             checkout_source=FixedCheckoutSource(attrs.evolve(checkout, release=lambda: None)),
-            event_memory=EventMemory(plan.configuration.buffers.total),
-            unread_events_budget=make_unread_events_budget(plan.configuration.buffers.disk),
+            event_memory=EventMemory(plan.daemon_configuration.buffers.total),
+            unread_events_budget=make_unread_events_budget(plan.daemon_configuration.buffers.disk),
             store=None,
             archive=None,
             counters=EvaluationCounters(),

@@ -456,8 +456,8 @@ def _build(details: EvaluationDetails, limits: LimitSettings) -> dict[str, Any]:
         "state": details.state.value,
         "queue_place": None,
         "caller": details.caller or None,
-        "problem": request.problem,
-        "counts": details.problem is not None,
+        "problem": request.problem_name,
+        "counts": details.counted_problem is not None,
         "repository": request.repository.url,
         "commit_oid": request.commit_oid or None,  # None until the branch is resolved
         "tree_oid": commit and commit.tree_oid,
@@ -513,8 +513,8 @@ def build_list_entry(details: EvaluationDetails) -> dict[str, Any]:
         "evaluation_id": details.identifier,
         "state": details.state.value,
         "caller": details.caller or None,
-        "problem": request.problem,
-        "counts": details.problem is not None,
+        "problem": request.problem_name,
+        "counts": details.counted_problem is not None,
         "directory": request.directory,
         "evaluator_cmd": request.truncated_command,
         "metadata": request.metadata,
@@ -580,7 +580,7 @@ class EvaluationFilter:
         if self.problem is None and not self.labels:
             return True
         found = details.request
-        return self.problem in (None, found.problem) and (
+        return self.problem in (None, found.problem_name) and (
             self.labels.items() <= found.metadata.items()
         )
 

@@ -49,8 +49,8 @@ from tawebeval.evaluations.reading import (
     read_submitted_files,
 )
 from tawebeval.evaluations.starting import (
-    CheckoutFinder,
-    queue_evaluation,
+    ExistingCheckoutGetter,
+    admit_evaluation,
     read_all_events,
     requeue_evaluation,
     restore_ended_evaluation_events,
@@ -372,16 +372,16 @@ class EvaluationRegistry:
         if first is not None:
             self.submissions.discard_upload(form.directory, form.upload_size, caller)
             return first
-        url = form.request.callback_url
+        request, url = form.request, form.request.callback_url
         callback = None if url is None else self._callbacks.create_callback(url, caller)
         if callback is not None and trace is not None:
             callback.traceparent = trace[0]
         self.check_admission(caller)
-        seed, key = form.request.seed, form.idempotency_key
+        seed, key = request.seed, form.idempotency_key
         number = self.records.last_sequence_number + 1
         details = EvaluationDetails(
             identifier=self._identities.issue_identifier(caller),
-            packed_request=pack_request(form.request),
+            packed_request=pack_request(request),
             seed=draw_seed(self.context.generate_random_bytes) if seed is None else seed,
             upload_directory=form.directory,
             caller=caller,
@@ -391,8 +391,8 @@ class EvaluationRegistry:
             upload_size=form.upload_size,
             should_keep_submission=True,
             callback=callback,
-            problem=None if form.request.differs_from_problem else form.request.problem,
-            first_submission_time=form.request.submission_time,
+            counted_problem=None if request.differs_from_problem else request.problem_name,
+            first_submission_time=request.submission_time,
             trace=trace,
         )
         evaluation = self._make_evaluation(details)
@@ -402,7 +402,7 @@ class EvaluationRegistry:
         if self.context.store is not None:
             added = self.context.store.add(evaluation.make_row())
             evaluation.storage_completion = convert_deferred_to_event(added)
-        queue_evaluation(evaluation, self.run_queue)
+        admit_evaluation(evaluation, self.run_queue)
         if not self.run_queue.has_free_slot:
             self._retries.record_all_slots_used(self._clock.seconds())
         return evaluation.details.identifier
@@ -429,7 +429,7 @@ class EvaluationRegistry:
         self,
         rows: Sequence[EvaluationDetails],
         uploads: Path,
-        use_checkout_at: CheckoutFinder,
+        use_checkout_at: ExistingCheckoutGetter,
     ) -> None:
         """Take over the evaluations of an earlier process, which are in the order of acceptance.
 
@@ -448,7 +448,7 @@ class EvaluationRegistry:
                 self.run_queue.release_slot(row.identifier)
 
     def _restore(
-        self, details: EvaluationDetails, uploads: Path, use_checkout_at: CheckoutFinder
+        self, details: EvaluationDetails, uploads: Path, use_checkout_at: ExistingCheckoutGetter
     ) -> None:
         if details.is_directory_removed:
             self._restore_callback(details)

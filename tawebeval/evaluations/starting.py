@@ -54,7 +54,7 @@ _DAMAGED_UPLOAD = EvaluationFailure(
 log = Logger()
 
 
-def queue_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
+def admit_evaluation(evaluation: Evaluation, slots: FairQueue) -> None:
     """Let a new evaluation enter the queue, and run as soon as there is a slot."""
     details, context = evaluation.details, evaluation.context
     details.state_times.setdefault("created", evaluation.wall_clock.read())
@@ -375,7 +375,7 @@ def make_sandboxed_run(evaluation: Evaluation, checkout: Checkout) -> SandboxedR
 def _list_job_settings(
     configuration: Configuration, details: EvaluationDetails
 ) -> Sequence[SlurmJobSettings]:
-    environment, problem = details.environment, details.request.problem
+    environment, problem = details.environment, details.request.problem_name
     chosen = (
         None if environment is None else configuration.environments.get(environment.name),
         None if problem is None else configuration.problems.get(problem),
@@ -431,7 +431,7 @@ def _not_run(why: str | None) -> EvaluationFailure:
     return EvaluationFailure("lost", f"the daemon could not run the evaluator: {why}")
 
 
-CheckoutFinder = Callable[[Commit, Path], Checkout]
+ExistingCheckoutGetter = Callable[[Commit, Path], Checkout]
 """Function that returns a checkout that an evaluation uses already, by its path."""
 
 _LOST = EvaluationFailure(
@@ -500,7 +500,9 @@ def read_all_events(evaluation: Evaluation) -> Iterator[EventRing]:
         raise
 
 
-def resume_run(evaluation: Evaluation, use_checkout_at: CheckoutFinder, slots: FairQueue) -> None:
+def resume_run(
+    evaluation: Evaluation, use_checkout_at: ExistingCheckoutGetter, slots: FairQueue
+) -> None:
     """Go on with an evaluator that was started by another process of the daemon. Blocks, hardly.
 
     What keeps it from going on ends the evaluation.

@@ -139,8 +139,8 @@ class EvaluationDetails:
     - `cluster_job`: the job that runs the evaluator, None on this machine.
     - `failure`: the failure; in a row before the end, the reason of a stop. `failure_event`: its
       event, b"" without one.
-    - `problem`: as in the request, but None for a rerun that is altered. `first_submission_time`:
-      of a rerun, when its files were submitted first.
+    - `counted_problem`: the problem of the request, but None for a rerun that is altered.
+      `first_submission_time`: of a rerun, when its files were submitted first.
     - `archive_record`: what the archive has of it, None without an archive or before.
     - `trace`: the headers traceparent of its span and of its request, None without traces.
     - `is_directory_removed`: whether only its copy in the archive and the callback are left of it.
@@ -190,7 +190,7 @@ class EvaluationDetails:
     begin_cursor: int = 0
     end_cursor: int = 0
     has_lost_events: bool = False
-    problem: str | None = None
+    counted_problem: str | None = None
     first_submission_time: float | None = None
     trace: tuple[str, str] | None = None
 
@@ -608,7 +608,7 @@ class EvaluationStore:
             row.state_times.get("ended"),
             None if row.archive_record is None else row.archive_record.file_bytes,
             row.archive_record is None or not row.is_forgotten or row.has_pending_callback,
-            row.problem,
+            row.counted_problem,
             row.submission_time,
             row.compute_points_fraction(),
         )

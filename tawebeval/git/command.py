@@ -361,7 +361,7 @@ class GitRunner:
         argv = [*_chain([*git, *one] for one in next_commands), *git]
         with (
             _open_login(login) as descriptor,
-            self._box.prepare_command(repository, reach) as (prefix, opened),
+            self._box.open_command_prefix(repository, reach) as (prefix, opened),
         ):
             if login is not None:
                 # A shell that git starts reads the login from the pipe; no argument has it.

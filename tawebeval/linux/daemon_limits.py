@@ -166,7 +166,7 @@ def assess_starter_limits(
     PermissionError.
     """
     running = resolve_run_slot_count(configuration.evaluations.running)
-    wanted = running * starter.MAX_DESCRIPTORS_PER_PROGRAM + starter.RESERVED_FD_COUNT
+    wanted = running * starter.STARTER_FDS_PER_PROGRAM + starter.RESERVED_FD_COUNT
     remedy = (
         f"set LimitNOFILE={wanted} in {_STARTER_UNIT} (or ulimit -n), or lower evaluations.running"
     )

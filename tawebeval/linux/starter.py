@@ -108,11 +108,11 @@ MAX_START_FILE_BYTES = 4 * 2**20
 """The maximum size of a file `start`, in bytes."""
 RESERVED_FD_COUNT = 256
 """The number of descriptors that are never used for programs."""
-MAX_DESCRIPTORS_PER_PROGRAM = 7
+STARTER_FDS_PER_PROGRAM = 7
 """The maximum number of descriptors that the starter needs for one program with its broker."""
-FIRST_PASSED_DESCRIPTOR = 3
+FIRST_PROGRAM_DESCRIPTOR = 3
 """The number of the first of a program's `descriptors`; the others follow."""
-MAX_PASSED_DESCRIPTORS = 13
+MAX_PROGRAM_DESCRIPTORS = 13
 """The maximum number of a program's `descriptors`."""
 MAX_PIPE_READ_BYTES = 256 * 1024
 """The maximum number of bytes that are read from a pipe in one turn; the size of full pipes."""
@@ -132,7 +132,7 @@ _FAILED = 127  # the exit status of a child that could not execute the program
 _UMASK = 0o022
 _PRIVATE = 0o600  # the mode of files
 _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-_LAST_OF_PROGRAMS = FIRST_PASSED_DESCRIPTOR + MAX_PASSED_DESCRIPTORS
+_LAST_OF_PROGRAMS = FIRST_PROGRAM_DESCRIPTOR + MAX_PROGRAM_DESCRIPTORS
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
@@ -148,7 +148,7 @@ class LaunchSpec(NamedTuple):
     """A program to start, as the file `start` has it.
 
     - `argv`, `environment`, `directory`: those of the program; its umask is 022, its stdin empty.
-    - `descriptors`: what the program has open from `FIRST_PASSED_DESCRIPTOR` on. Each is an object
+    - `descriptors`: what the program has open from `FIRST_PROGRAM_DESCRIPTOR` on. Each is an object
       with one member: `text`, the content of a file in memory; `read` or `append`, a
       path; or `socket`, in a broker, its listening socket.
     - `procs_files`: the files of cgroups to which the process writes "0" to enter.
@@ -385,7 +385,7 @@ class Starter:
         self, listening: socket.socket, max_descriptors: int, mount_problem: str | None
     ) -> None:
         self._listening = listening
-        self._max_programs = (max_descriptors - RESERVED_FD_COUNT) // MAX_DESCRIPTORS_PER_PROGRAM
+        self._max_programs = (max_descriptors - RESERVED_FD_COUNT) // STARTER_FDS_PER_PROGRAM
         self._mount_problem = mount_problem
         self._poll = select.poll()  # not epoll, whose watches evaluators of this user can exhaust
         self._handlers: dict[int, Callable[[int], None]] = {}

@@ -52,7 +52,7 @@ from tawebeval.linux import kernel_files
 from tawebeval.linux.child import ChildProcess, kill_adopted_process
 from tawebeval.linux.filetree import add_path_to_errors
 from tawebeval.linux.kernel_files import make_sealed_memfd, signal_sandbox
-from tawebeval.linux.starter import FIRST_PASSED_DESCRIPTOR, LaunchSpec
+from tawebeval.linux.starter import FIRST_PROGRAM_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.starter_client import build_program_archive
 from tawebeval.linux.tail import TailedProcess
 from tawebeval.sandbox import broker
@@ -100,7 +100,7 @@ def _build_confinement_options(
 # process: its exit status does not tell that. The command does not get the note's descriptor. Its
 # first argument is the limit of descriptors, of which bwrap may need more.
 _INIT = "/init"
-_NOTES = FIRST_PASSED_DESCRIPTOR + 2  # the descriptor for that
+_NOTES = FIRST_PROGRAM_DESCRIPTOR + 2  # the descriptor for that
 _BEGUN = '"begun"'
 _WAIT = (
     "exec 3>&2 2>/dev/null </dev/null;"
@@ -411,9 +411,9 @@ def locate_bwrap_status_file(workspace: Workspace) -> Path:
 # The numbers of descriptors in bwrap: it reads the evaluator's environment, as options, from the
 # first, writes JSON about the sandbox to the second, and loads the filters from the last ones.
 # `_NOTES` has the file of the second, too: bwrap hands a descriptor on that is not its own.
-_ENVIRONMENT, _STATUS = FIRST_PASSED_DESCRIPTOR, FIRST_PASSED_DESCRIPTOR + 1
+_ENVIRONMENT, _STATUS = FIRST_PROGRAM_DESCRIPTOR, FIRST_PROGRAM_DESCRIPTOR + 1
 _READ_ONLY = ("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/")
-_FILTERS = (FIRST_PASSED_DESCRIPTOR + 3, FIRST_PASSED_DESCRIPTOR + 4)
+_FILTERS = (FIRST_PROGRAM_DESCRIPTOR + 3, FIRST_PROGRAM_DESCRIPTOR + 4)
 
 
 class BubblewrapRun(SandboxedRun):
@@ -497,7 +497,7 @@ class BubblewrapRun(SandboxedRun):
             "parent_pid": self._launcher.starter.pid,
             "cgroup_directory": group.directory.path if has_limits else "",
         }
-        program = f"/proc/self/fd/{FIRST_PASSED_DESCRIPTOR}"
+        program = f"/proc/self/fd/{FIRST_PROGRAM_DESCRIPTOR}"
         return LaunchSpec(
             [_PYTHON, "-I", "-S", program, BROKER_PROCESS_NAME],
             {},
@@ -684,7 +684,7 @@ class TrustedCommandSandbox:
     network_options: Sequence[str] = ()
 
     @contextmanager
-    def prepare_command(
+    def open_command_prefix(
         self, repository: Path | None, access: SandboxAccess
     ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
         """Yield the arguments before a command, and the descriptors that its start needs."""

@@ -155,7 +155,7 @@ def _extract(archive: Path, staging: Path, root: Path, min_free_bytes: int) -> N
     excluded = (f"--exclude={name}" for name in names)
     files = (f"--directory={root}", f"--file={archive}")
     access = SandboxAccess([root], [str(archive)])
-    prepared = _open_sandbox(staging / "own").prepare_command(staging, access)
+    prepared = _open_sandbox(staging / "own").open_command_prefix(staging, access)
     with prepared as (before, filters), (staging / "errors").open("w+b") as errors:
         child = subprocess.Popen(
             [*before, "tar", *_UNPACK, *files, "--anchored", *excluded],

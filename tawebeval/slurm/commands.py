@@ -199,13 +199,13 @@ class SlurmCommands:
         """Return a new name; `evaluation` begins with the name of the evaluation in the log."""
         return f"tawebeval-{self._label}-{evaluation[:_NAME_LENGTH]}-{secrets.token_hex(4)}"
 
-    def watch_job(self, name: str, on_look: QueuedJobCallback = lambda job: None) -> None:
+    def add_job_watcher(self, name: str, on_look: QueuedJobCallback = lambda job: None) -> None:
         """Call `on_look` with what each squeue says of a job; None if it does not know the job."""
         self._watches[name] = on_look
         self.poll_queue()
 
     def abandon_job(self, name: str) -> None:
-        """End `watch_job`, and soon the job, if it has not ended by itself."""
+        """End `add_job_watcher`, and soon the job, if it has not ended by itself."""
         self._watches.pop(name, None)
         self.poll_queue()
 

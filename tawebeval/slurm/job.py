@@ -406,7 +406,7 @@ class SlurmRun(BubblewrapRun):
             stderr_limit=_SRUN_OUTPUT_BYTES,
         )
         # So that the job is not cancelled if this thread waits for the shared directory.
-        sandbox.reactor.callFromThread(sandbox.commands.watch_job, job.name)
+        sandbox.reactor.callFromThread(sandbox.commands.add_job_watcher, job.name)
         try:
             self._launcher.starter.start_program(job.root, srun)
         finally:  # it has SLURM_JWT, for which the shared directory is no place
@@ -468,7 +468,7 @@ class SlurmRun(BubblewrapRun):
 
     def _follow(self) -> None:
         job = self.workspace
-        self._sandbox.commands.watch_job(job.name, self._on_queue)
+        self._sandbox.commands.add_job_watcher(job.name, self._on_queue)
         self._sandbox.watcher.watch(str(job.state_file), self._look)
         self._launcher.starter.watch_program(job.root, self._on_srun_state)
 
@@ -494,7 +494,7 @@ class SlurmRun(BubblewrapRun):
         if not self._is_over:
             self._is_over = True
             self._unfollow()
-            self._sandbox.commands.watch_job(self.workspace.name)
+            self._sandbox.commands.add_job_watcher(self.workspace.name)
 
     def signal_program(self, directory: Path, number: int) -> None:
         """Send a signal to the evaluator; after SIGKILL do not wait for long."""

@@ -125,7 +125,7 @@ class Authenticator:
         """Whether anybody may call."""
         return self._tokens is None
 
-    def authenticate_token(self, authorization: Sequence[bytes], method: bytes = b"GET") -> Token:
+    def authenticate_request(self, authorization: Sequence[bytes], method: bytes = b"GET") -> Token:
         """Return the token in the headers `Authorization`, and count the request.
 
         The token is that of ANONYMOUS_CALLER if anybody may call. `check_token_access` decides

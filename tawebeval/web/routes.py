@@ -497,7 +497,7 @@ class KleinApplication(Resource):
             callers = self.context.configuration.callers
             if request.method not in SAFE_METHODS and not callers.open:
                 check_origin(request.requestHeaders, callers.origins, CROSS_ORIGIN_WRITE_REFUSAL)
-        token = authenticator.authenticate_token(authorization, request.method)
+        token = authenticator.authenticate_request(authorization, request.method)
         request.token, request.is_read_only = token, token.is_read_only
         if token.permitted_problems is None and not (token.is_shared or token.supervised_groups):
             return token.caller
@@ -622,7 +622,7 @@ def _check_reader(context: WebContext, request: ApiRequest) -> None:
     headers = request.requestHeaders
     authenticator = context.health_and_metrics.metrics_authenticator
     if authenticator is not None:
-        authenticator.authenticate_token(get_header_values(headers, "Authorization"))
+        authenticator.authenticate_request(get_header_values(headers, "Authorization"))
     elif any(map(headers.hasHeader, _PROXY_HEADERS)) or not _is_this_machine(request):
         raise AccessDenied(
             "metrics are for programs of this machine that use no proxy; the operator can admit"

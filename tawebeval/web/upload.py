@@ -405,7 +405,7 @@ class FormReceiver:
             return await self._finish(self._take_kept(kept))
 
     async def _finish(self, preset: FormPreset) -> ReceivedForm:
-        self._check_open(preset.problem)  # the form may have taken hours
+        self._check_open(preset.problem_name)  # the form may have taken hours
         fields = {name: text.decode() for name, text in self._fields.items()}
         preset.check_required_files([file.field for file in self._submission])
         configuration = self._configuration
@@ -415,7 +415,7 @@ class FormReceiver:
             configuration.repositories.protocols,
             configuration.limits.requestable_ranges,
             configuration.environments,
-            preset.problem,
+            preset.problem_name,
             "; the operator can raise it",
             self._unknown_names,
         )
@@ -434,7 +434,7 @@ class FormReceiver:
                 has_restricted_token=preset.has_restricted_token,
                 differs_from_problem=preset.differs_from_problem
                 or (
-                    preset.problem is not None
+                    preset.problem_name is not None
                     and any(name.partition("[")[0] in ALTERING_FORM_FIELDS for name in fields)
                 )
                 or any(file.field == OWN_INPUT_FIELD for file in self._submission),
@@ -456,11 +456,11 @@ class FormReceiver:
             self._files.hardlink_file(path, kept.workspace.locate_submitted_file(file))
         values, build = build_form_fields(request), request.build_command
         if preset.uses_current_evaluator:
-            if request.problem is None:
+            if request.problem_name is None:
                 raise MalformedRequest("evaluator: the evaluation is for no problem")
-            problem = self._configuration.problems.get(request.problem)
+            problem = self._configuration.problems.get(request.problem_name)
             if problem is None:
-                raise ProblemNotFound(request.problem)
+                raise ProblemNotFound(request.problem_name)
             kept_values = {
                 name: value
                 for name, value in values.items()
@@ -471,7 +471,7 @@ class FormReceiver:
         return attrs.evolve(
             preset,
             preset_values=values,
-            problem=request.problem,
+            problem_name=request.problem_name,
             build_command=build,
             # Also if a supervisor runs it again, for its caller reads it.
             has_restricted_token=preset.has_restricted_token or request.has_restricted_token,
@@ -665,7 +665,7 @@ class FormReceiverFactory:
             return FormPreset(
                 "the evaluation", None, {}, fields, None, uses_current_evaluator=is_current
             )
-        problem = evaluation.details.request.problem
+        problem = evaluation.details.request.problem_name
         owner = "the evaluation" if problem is None else f"the problem {problem!r}"
         _check_rerun_access(problem, permitted)
         check_problem_open(self._registry.context, request.token, problem)
@@ -677,7 +677,7 @@ class FormReceiverFactory:
     ) -> AsyncIterator[WorkspaceSubmission]:
         try:
             async with self._registry.open_kept_submission(identifier, request.caller) as kept:
-                _check_rerun_access(kept.request.problem, request.token.permitted_problems)
+                _check_rerun_access(kept.request.problem_name, request.token.permitted_problems)
                 yield kept
         except OSError as error:  # from a disk without room for archived files
             raise report_storage_error(error) from None

@@ -26,7 +26,7 @@ from tawebeval.evaluations.lifecycle import Evaluation
 from tawebeval.evaluations.reading import Subscription
 from tawebeval.evaluations.run import KILL_GRACE_SECONDS, Run
 from tawebeval.evaluations.service import EvaluationRegistry, ReceivedForm
-from tawebeval.evaluations.starting import queue_evaluation
+from tawebeval.evaluations.starting import admit_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.sandbox.base import EvaluatorExit
 from tawebeval.sandbox.workspace import Workspace
@@ -117,7 +117,7 @@ class EvaluationTestCase(SynchronousTestCase):
 
     def begin(self) -> None:
         """Begin the evaluation, with this case as its queue."""
-        queue_evaluation(self.evaluation, self)
+        admit_evaluation(self.evaluation, self)
 
     def finish(self, status: int = 0, signal: int | None = None) -> None:
         """Let the evaluator end so."""

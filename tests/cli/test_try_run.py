@@ -31,7 +31,7 @@ from tawebeval.core.form import SubmissionFile, pack_request
 from tawebeval.deferreds import FairQueue
 from tawebeval.errors import EvaluationFailure, InvalidField
 from tawebeval.evaluations.lifecycle import Evaluation
-from tawebeval.evaluations.starting import queue_evaluation
+from tawebeval.evaluations.starting import admit_evaluation
 from tawebeval.evaluations.store import EvaluationDetails
 from tawebeval.git.fetch_limits import TreeLimits
 from tawebeval.linux.cgroups import ResourceUsage
@@ -197,7 +197,7 @@ class PagesTests(SynchronousTestCase):
             self.found.extend(page.events)
 
     def print(self) -> None:
-        queue_evaluation(self.evaluation, FairQueue(running=1, queued=0))
+        admit_evaluation(self.evaluation, FairQueue(running=1, queued=0))
         for index in range(0, len(self.lines), 100):
             self.world.child.print(b"".join(self.lines[index : index + 100]))
             self.world.turn()

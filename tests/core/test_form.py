@@ -134,9 +134,9 @@ class ListTests(SynchronousTestCase):
     def test_only_the_form_of_a_problem_may_have_a_branch_without_a_commit(self) -> None:
         form = {"repository[url]": "https://example.org/a", "repository[branch]": "main"}
         form["evaluator_cmd"] = "x"
-        request = parse_form(form, SUBMISSION, ALL, RANGES, problem="one")
-        self.assertEqual((request.commit_oid, request.problem), ("", "one"))
-        again = parse_form(build_form_fields(request), SUBMISSION, ALL, RANGES, problem="one")
+        request = parse_form(form, SUBMISSION, ALL, RANGES, problem_name="one")
+        self.assertEqual((request.commit_oid, request.problem_name), ("", "one"))
+        again = parse_form(build_form_fields(request), SUBMISSION, ALL, RANGES, problem_name="one")
         self.assertEqual(again, request)
         self.assertRaises(InvalidField, parse_form, form, SUBMISSION, ALL, RANGES)
         del form["repository[branch]"]

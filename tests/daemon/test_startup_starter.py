@@ -16,7 +16,7 @@ from tawebeval.daemon.startup import (
     open_starter,
 )
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.starter import MAX_DESCRIPTORS_PER_PROGRAM, RESERVED_FD_COUNT
+from tawebeval.linux.starter import RESERVED_FD_COUNT, STARTER_FDS_PER_PROGRAM
 from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
 from tests.cases.starters import StarterProcess
 
@@ -71,7 +71,7 @@ class SettingTests(SynchronousTestCase):
         return list(map(str, describe_limits_on_starter(SMALL, client)))
 
     def test_starter_needs_descriptors_for_running_evaluations(self) -> None:
-        wanted = 10 * MAX_DESCRIPTORS_PER_PROGRAM + RESERVED_FD_COUNT
+        wanted = 10 * STARTER_FDS_PER_PROGRAM + RESERVED_FD_COUNT
         for there in (wanted, wanted - 1):
             resource.prlimit(self.starter.pid, resource.RLIMIT_NOFILE, (there, there))
             said, _ = self.describe("")
@@ -103,7 +103,7 @@ class DoctorTests(DoctorTestCase):
         ]
         self.assertIn("evaluations outlive the daemon", said)
         resource.prlimit(starter.pid, resource.RLIMIT_NOFILE, (300, 300))
-        wanted = 10 * MAX_DESCRIPTORS_PER_PROGRAM + RESERVED_FD_COUNT
+        wanted = 10 * STARTER_FDS_PER_PROGRAM + RESERVED_FD_COUNT
         remedy = f"-> set LimitNOFILE={wanted} in tawebeval-starter.service"
         words = "descriptors: 300 allowed", remedy
         self.check("starter", WEAKER, *words, settings=settings)

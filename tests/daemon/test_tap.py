@@ -154,7 +154,7 @@ class MakeServiceTests(SynchronousTestCase):
 
 WITHOUT_WATCHES = """
 import errno, select
-from tawebeval.daemon.process import install_reactor
+from tawebeval.daemon.process import install_poll_reactor_if_needed
 
 class FullEpoll:
     def __enter__(self):
@@ -166,7 +166,7 @@ class FullEpoll:
 
 if {is_full}:
     select.epoll = FullEpoll
-install_reactor()
+install_poll_reactor_if_needed()
 from twisted.internet import reactor
 print(type(reactor).__name__)
 """

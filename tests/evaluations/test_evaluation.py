@@ -65,7 +65,7 @@ class ChosenEnvironmentTests(EvaluationTestCase):
     def test_run_has_the_job_settings_of_its_environment_and_its_problem(self) -> None:
         left, right = (SlurmJobSettings(arguments=(f"--constraint={name}",)) for name in "lr")
         remove_tree(self.root / "upload")
-        self.evaluation = self.make(environment_name="java", problem="sum")
+        self.evaluation = self.make(environment_name="java", problem_name="sum")
         problem = ProblemSettings("https://git.example/sum", "./judge", branch="b", runner=right)
         context = self.evaluation.context
         context.configuration = msgspec.structs.replace(
@@ -104,7 +104,7 @@ class BuildTests(EvaluationTestCase):
     def renew(self) -> None:
         """Let the evaluation be one of a problem that is not configured any more."""
         remove_tree(self.root / "upload")
-        self.evaluation = self.make(problem="sum", build_command="make")
+        self.evaluation = self.make(problem_name="sum", build_command="make")
 
     def test_evaluation_that_waits_for_a_build_uses_no_checkout(self) -> None:
         self.renew()

@@ -432,7 +432,7 @@ class StandingsTests(StoreTestCase):
     ) -> str:
         """Store an evaluation with that part of the points, -1 for a failed one, None for live."""
         self.number += 1
-        row = make_row(self.number, caller, problem=problem, first_submission_time=first)
+        row = make_row(self.number, caller, counted_problem=problem, first_submission_time=first)
         if share is not None:
             is_failed = share == -1
             row.state = EvaluationState.FAILED if is_failed else EvaluationState.FINISHED

@@ -240,7 +240,7 @@ class BuildTests(EvaluationTestCase):
     def test_build_has_one_span_and_its_run_adds_none(self) -> None:
         exporter = InMemorySpanExporter()
         remove_tree(self.root / "upload")
-        self.evaluation = self.make(problem="sum", build_command="make")
+        self.evaluation = self.make(problem_name="sum", build_command="make")
         tracer = self.evaluation.context.tracer = make_tracer(exporter)
         self.evaluation.details.trace = tracer.begin_trace([])
         self.begin()

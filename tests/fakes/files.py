@@ -146,8 +146,12 @@ class FakeStore:
         """Return a standing for each caller and problem, with the newest evaluation."""
         rows: dict[tuple[str, str], list[EvaluationDetails]] = {}
         for row in map(unpack_evaluation, self.rows.values()):
-            if row.caller in callers and row.problem and problem in (None, row.problem):
-                rows.setdefault((row.caller, row.problem), []).append(row)
+            if (
+                row.caller in callers
+                and row.counted_problem
+                and problem in (None, row.counted_problem)
+            ):
+                rows.setdefault((row.caller, row.counted_problem), []).append(row)
         found = []
         for place, (*others, last) in sorted(rows.items()):
             standing = Standing(*place, 1 + len(others), 0, last.submission_time, last)

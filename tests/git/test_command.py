@@ -207,7 +207,7 @@ class GitSandboxTests(GitTestCase):
         self.git = GitRunner(self.clock, self.spawn, ("https",), box=self)
 
     @contextmanager
-    def prepare_command(
+    def open_command_prefix(
         self, repository: Path | None, reach: SandboxAccess
     ) -> Iterator[tuple[Sequence[str], Sequence[int]]]:
         self.entered.append((repository, reach))

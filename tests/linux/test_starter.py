@@ -231,7 +231,7 @@ class StartTests(ProgramCase):
             self.noted.append(error.errno)
 
     def test_programs_without_free_descriptors_are_refused(self) -> None:
-        few = StarterProcess(starter.RESERVED_FD_COUNT + 2 * starter.MAX_DESCRIPTORS_PER_PROGRAM)
+        few = StarterProcess(starter.RESERVED_FD_COUNT + 2 * starter.STARTER_FDS_PER_PROGRAM)
         self.addCleanup(few.stop)
         client = few.connect()
         self.addCleanup(client.close)

@@ -449,7 +449,7 @@ class TrustedCommandSandboxTests(SynchronousTestCase):
     def test_each_command_reads_the_filter_from_its_beginning(self) -> None:
         box = TrustedCommandSandbox("bwrap", (PROGRAM, PROGRAM), ())
         for _ in range(2):
-            with box.prepare_command(REPOSITORY, READ_ONLY_ACCESS) as (argv, opened):
+            with box.open_command_prefix(REPOSITORY, READ_ONLY_ACCESS) as (argv, opened):
                 self.assertEqual(len(opened), 2)
                 for descriptor in opened:
                     self.assertIn(str(descriptor), argv)
@@ -459,7 +459,7 @@ class TrustedCommandSandboxTests(SynchronousTestCase):
                 self.assertRaises(OSError, os.fstat, descriptor)
 
     def test_command_without_sandbox_is_killed_as_a_group(self) -> None:
-        with TrustedCommandSandbox().prepare_command(REPOSITORY, READ_ONLY_ACCESS) as entered:
+        with TrustedCommandSandbox().open_command_prefix(REPOSITORY, READ_ONLY_ACCESS) as entered:
             self.assertEqual(entered, ((), ()))
         child = FakeChild(Clock(), ProcessProtocol())
         TrustedCommandSandbox().kill_command(child)

@@ -161,7 +161,7 @@ class CommandTests(SynchronousTestCase):
         return self.asked[0]
 
     def test_controller_is_unreachable_while_squeue_fails(self) -> None:
-        self.commands.watch_job("a", lambda _: None)
+        self.commands.add_job_watcher("a", lambda _: None)
         self.complaints["squeue"] = "no answer"
         self.look()
         self.assertTrue(self.commands.counters.is_controller_unreachable)
@@ -172,13 +172,13 @@ class CommandTests(SynchronousTestCase):
     def test_one_squeue_call_reports_to_all_watchers(self) -> None:
         told: list[Any] = []
         for name in ("a", "b", "d"):
-            self.commands.watch_job(name, told.append)
+            self.commands.add_job_watcher(name, told.append)
         self.look("1|a|PENDING|Resources|\n2|b|RUNNING|None|one\nbroken\n3|c|RUNNING||\n")
         queued = QueuedJob("1", "a", "PENDING", "Resources")
         self.assertEqual(told, [queued, QueuedJob("2", "b", "RUNNING", "None", "one"), None])
 
     def test_squeue_polls_stop_some_time_after_the_last_job(self) -> None:
-        self.commands.watch_job("a", lambda _: None)
+        self.commands.add_job_watcher("a", lambda _: None)
         for _ in range(20):
             self.look()
         self.commands.abandon_job("a")
@@ -194,7 +194,7 @@ class CommandTests(SynchronousTestCase):
         queue = "".join(f"{n}|tawebeval-d-{n}|PENDING||\n" for n in range(1, 301))
         own = self.commands.make_job_name("0123456789abcdef0123")
         self.assertIn("tawebeval-d-0123456789abcdef-", own)
-        self.commands.watch_job(own, lambda _: None)
+        self.commands.add_job_watcher(own, lambda _: None)
         queue += f"301|{own}|RUNNING||one\n302|tawebeval-e-c|RUNNING||one\n"
         self.look(queue)
         self.assertEqual(len(self.asked), 1)
@@ -211,7 +211,7 @@ class CommandTests(SynchronousTestCase):
 
     def test_unwatched_job_is_not_cancelled_at_once(self) -> None:
         name = self.commands.make_job_name("a")
-        self.commands.watch_job(name, lambda _: None)
+        self.commands.add_job_watcher(name, lambda _: None)
         for state in ("RUNNING", "RUNNING", "COMPLETING", "COMPLETED"):
             self.look(f"1|{name}|{state}||one\n")
             self.commands.abandon_job(name)

@@ -86,7 +86,7 @@ class FakeCommands:
         self.names += 1
         return f"tawebeval-x-{evaluation}-{self.names}"
 
-    def watch_job(self, name: str, on_look: Any = lambda job: None) -> None:
+    def add_job_watcher(self, name: str, on_look: Any = lambda job: None) -> None:
         self.watchers[name] = on_look
 
     def abandon_job(self, name: str) -> None:

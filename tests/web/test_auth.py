@@ -84,7 +84,7 @@ class AccessTests(SynchronousTestCase):
         self.logged: list[str] = []
 
     def admit(self, token: str) -> str:
-        return self.access.authenticate_token([b"Bearer " + token.encode()]).caller
+        return self.access.authenticate_request([b"Bearer " + token.encode()]).caller
 
     def reload(self) -> None:
         found = [(one.name, one.paths) for one in self.access.list_reloadable_files()]
@@ -95,7 +95,7 @@ class AccessTests(SynchronousTestCase):
         access = Authenticator(RateLimit(1, Clock().seconds))
         self.assertTrue(access.is_token_optional)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
-            self.assertEqual(access.authenticate_token(headers).caller, "")
+            self.assertEqual(access.authenticate_request(headers).caller, "")
         self.assertEqual(list(access.list_reloadable_files()), [])
 
     def test_reloaded_tokens_are_valid_only_once_applied(self) -> None:

@@ -214,7 +214,7 @@ class LimitTests(ProxiedTestCase):
         def refuse(*_: object) -> str:
             raise Unauthorized("no")
 
-        self.patch(type(self.service.context.authenticator), "authenticate_token", refuse)
+        self.patch(type(self.service.context.authenticator), "authenticate_request", refuse)
         connection = self.wait("192.0.2.7")
         self.check_raw(connection.answer(), 401)
         self.assertEqual(self.service.site.counts_by_address, {})
@@ -222,13 +222,13 @@ class LimitTests(ProxiedTestCase):
     def test_request_over_the_limit_of_concurrent_ones_uses_up_no_rate(self) -> None:
         asked: list[object] = []
         access = self.service.context.authenticator
-        admit = type(access).authenticate_token
+        admit = type(access).authenticate_request
 
         def count(self: Any, *arguments: Any) -> str:
             asked.append(arguments)
             return admit(self, *arguments)
 
-        self.patch(type(access), "authenticate_token", count)
+        self.patch(type(access), "authenticate_request", count)
         held = [self.wait("192.0.2.7") for _ in range(3)]
         self.assertEqual(len(asked), 2)
         asked.clear()
