@@ -79,17 +79,6 @@ def make_ring(count: int, size: int = 40) -> Iterator[EventRing]:
     yield ring
 
 
-def make_workspace(root: Path, packed: bytes, files: dict[str, bytes]) -> Workspace:
-    """Return a workspace with a kept submission; `files` are by their paths below it."""
-    workspace = Workspace(root)
-    for name, content in files.items():
-        path = workspace.submission_directory / name
-        path.parent.mkdir(parents=True)
-        path.write_bytes(content)
-    workspace.request_file.write_bytes(packed)
-    return workspace
-
-
 NOW = 1_700_000_000.0
 DAY = 24 * 60 * 60.0
 MIB = 2**20
@@ -435,9 +424,11 @@ class SubmissionTests(ArchiveTestCase):
         self.packed = pack_request(
             make_request(submission=(SubmissionFile("a", "ein Name mit ü"),))
         )
-        self.workspace = make_workspace(
-            self.root.with_name("workspace"), self.packed, {"a/ein Name mit ü": bytes(100_000)}
-        )
+        self.workspace = Workspace(self.root.with_name("workspace"))
+        path = self.workspace.submission_directory / "a/ein Name mit ü"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(100_000))
+        self.workspace.request_file.write_bytes(self.packed)
 
     def extract(self) -> Any:
         target = self.root.with_name(f"target-{len(os.listdir(self.root.parent))}")

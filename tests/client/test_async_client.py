@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import attrs
 import httpx
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -36,26 +35,6 @@ def answer(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json={"state": "running"})
 
 
-class Silent(httpx.AsyncBaseTransport):
-    """A transport that never answers."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Wait for ever."""
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-@attrs.frozen
-class Failing(httpx.AsyncBaseTransport):
-    """A transport that fails."""
-
-    error: Exception
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Fail."""
-        raise self.error
-
-
 class AsyncClientTests(SynchronousTestCase):
     """`AsyncClient`, in event loops of asyncio."""
 
@@ -78,13 +57,19 @@ class AsyncClientTests(SynchronousTestCase):
             self.assertEqual(asyncio.run(main()), expected)
 
     def test_timeout_broken_connection_and_large_response_have_messages(self) -> None:
-        for transport, words in (
-            (Silent(), "no answer from http://a within 0 seconds"),
-            (Failing(httpx.ReadError("cut.")), "the connection to http://a broke: cut"),
-            (httpx.MockTransport(lambda _: httpx.Response(200, content=b"xx")), "larger than"),
+        async def wait(_: httpx.Request) -> httpx.Response:
+            return await asyncio.get_running_loop().create_future()
+
+        def fail(_: httpx.Request) -> httpx.Response:
+            raise httpx.ReadError("cut.")
+
+        self.patch(values_module, "MAX_RESPONSE_BODY", 1)
+        for handler, words in (
+            (wait, "no answer from http://a within 0 seconds"),
+            (fail, "the connection to http://a broke: cut"),
+            (lambda _: httpx.Response(200, content=b"xx"), "larger than"),
         ):
-            self.patch(values_module, "MAX_RESPONSE_BODY", 1)
-            client = AsyncClient("http://a", transport=transport)
+            client = AsyncClient("http://a", transport=httpx.MockTransport(handler))
 
             async def main(client: AsyncClient = client) -> Any:
                 return await client.exchange(HttpRequest("GET", "http://a/", timeout=0.05))

@@ -296,11 +296,13 @@ class ServiceTests(SynchronousTestCase):
         connection = Connection(self.site())
         connection.send(b"GET /health HTTP/1.1\r\n")
         connections = [connection, Connection(self.site())]
-        self.patch(
-            connection.channel,
-            "drain_connection",
-            partial(self.check_ports_closed, connection, closed),
-        )
+        drain = connection.channel.drain_connection
+
+        def check_and_drain() -> None:
+            self.assertEqual(len(closed), 1)
+            drain()
+
+        self.patch(connection.channel, "drain_connection", check_and_drain)
         stopped = daemon.stopService()
         self.assertEqual(connection.answer().status, 503)
         startup = daemon.getServiceNamed("startup")
@@ -310,10 +312,6 @@ class ServiceTests(SynchronousTestCase):
             one.lose()
         self.successResultOf(stopped)
         self.assertFalse(startup.running)
-
-    def check_ports_closed(self, connection: Connection, closed: list[Any]) -> None:
-        self.assertEqual(len(closed), 1)
-        type(connection.channel).drain_connection(connection.channel)
 
     def test_ports_are_closed_before_evaluations_are_handed_over(self) -> None:
         daemon = self.start()
@@ -509,12 +507,11 @@ class ServiceTests(SynchronousTestCase):
         tokens, password = self.write_token(), self.file_with("old")
         secrets = self.file_with(f"* {format_secret(OLD)}")
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
-        path = self.file_with(
+        path, daemon = self.begin_with(
             f"callers.tokens = '{tokens}'\nmetrics.tokens = '{tokens}'\n"
             f"callbacks.secrets = '{secrets}'\n[[repositories.credentials]]\n"
             f"host = '{entry.host}'\nusername = 'judge'\npassword_file = '{password}'\n"
         )
-        daemon = self.start(file=ConfigurationFile(path, (), read_configuration(path)))
         self.assertEqual(
             {each.name: each.paths for each in self.find_reloader(daemon).reloadables},
             {

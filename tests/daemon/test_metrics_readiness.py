@@ -35,12 +35,6 @@ FREE = 1000  # bytes that have to be
 FULL = "has less than 1000 bytes free (twice limits.free_disk), or no free inode"
 
 
-def file_system(**changes: int) -> SimpleNamespace:
-    """Return what is told of a file system with room."""
-    room = {"f_bavail": 10, "f_frsize": 100, "f_files": 50, "f_favail": 5}
-    return SimpleNamespace(**{**room, **changes})
-
-
 def fails(number: int) -> Any:
     """Return a call that fails so."""
 
@@ -56,7 +50,9 @@ class FaultTests(SynchronousTestCase):
         self.place.mkdir()
 
     def find(self, **changes: int) -> str | None:
-        self.patch(module, "os", SimpleNamespace(statvfs=lambda path: file_system(**changes)))
+        room = {"f_bavail": 10, "f_frsize": 100, "f_files": 50, "f_favail": 5}
+        found = SimpleNamespace(**{**room, **changes})
+        self.patch(module, "os", SimpleNamespace(statvfs=lambda path: found))
         return find_disk_fault(self.place, FREE)
 
     def test_disk_is_full_without_free_bytes_or_free_inodes(self) -> None:

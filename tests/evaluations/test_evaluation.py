@@ -488,14 +488,6 @@ class SlowTestCase(EvaluationTestCase):
         self.evaluation.context = self.world.context()
         return threads
 
-    def run_to_the_clean_up(self, threads: SlowThreads) -> None:
-        """Let it run and end, until there is only the cleaning up for a thread to do."""
-        self.begin()
-        while not self.world.spawn.children:
-            threads.step()
-        self.finish()
-        threads.step()  # what the run has used
-
 
 class StopTests(SlowTestCase):
     def stop(self, reason: EvaluationFailure = CANCELLED) -> None:
@@ -535,7 +527,11 @@ class CleanUpTests(SlowTestCase):
     def test_event_log_and_run_slot_are_closed_before_directories_are_removed(self) -> None:
         threads = self.slow_threads()
         over: Deferred[None] = self.evaluation.cleanup_completion.wait()
-        self.run_to_the_clean_up(threads)
+        self.begin()
+        while not self.world.spawn.children:
+            threads.step()
+        self.finish()
+        threads.step()  # what the run has used; only the clean-up is left
         self.assertTrue(self.evaluation.events.event_log.has_ended)
         self.assertEqual(self.released, 1)
         self.assertNoResult(over)

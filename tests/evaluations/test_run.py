@@ -366,11 +366,6 @@ class TurnTests(RunTestCase):
 
 
 class FileTests(RunTestCase):
-    def answer(self, content: bytes) -> None:
-        """Give the content of the file that is wanted now."""
-        self.wanted[-1][1].callback(content)
-        self.turn()
-
     def test_later_events_wait_for_the_file(self) -> None:
         self.child.print(b"before\n" + make_file_block(b"out/a.txt") + b"after\n")
         self.turn()
@@ -378,7 +373,8 @@ class FileTests(RunTestCase):
         self.clock.advance(5)
         self.assertEqual([path for path, _ in self.wanted], ["out/a.txt"])
         self.assertEqual((self.events(), self.child.paused), (["before"], True))
-        self.answer(b"content")
+        self.wanted[-1][1].callback(b"content")
+        self.turn()
         file = PrintedFile("a.txt", PLAIN, b"content")
         self.assertEqual(self.events(), ["before", file, "after", "\n", "more"])
         self.assertFalse(self.child.paused)

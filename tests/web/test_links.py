@@ -343,16 +343,11 @@ class StoreTests(LinkTestCase):
     def store(self) -> FakeStore:
         return self.service.world.store
 
-    def hold_back(self) -> Deferred[None]:
-        """Let the store commit nothing until the result is fired."""
-        committed: Deferred[None] = Deferred()
-        self.patch(FakeStore, "flush", lambda store: committed)
-        return committed
-
     def test_link_and_revocation_are_stored_before_the_answer(self) -> None:
         headers = {"Authorization": self.headers["alice"]}
         for method, kept, status in (("POST", [self.identifier], 200), ("DELETE", [], 204)):
-            committed = self.hold_back()
+            committed: Deferred[None] = Deferred()
+            self.patch(FakeStore, "flush", lambda store, committed=committed: committed)
             asked = self.ask(method, f"{self.path}/links", headers=headers)
             self.assertNoResult(asked)
             self.assertEqual(list(self.store.links), kept)

@@ -117,11 +117,6 @@ class SeveralTestCase(SynchronousTestCase):
             service.registry, self.reactor, resolver, lambda *_: self.agent
         )
 
-    def restart(self, name: str) -> None:
-        """Replace a service by one that has lost its evaluations."""
-        self.services[name] = self.make_service(name)
-        self.connect_peers(self.services[name])
-
     def evaluate(self, name: str, caller: str = "alice", **fields: bytes) -> str:
         connection = self.services[name].connect()
         connection.request(
@@ -161,17 +156,6 @@ class SeveralTestCase(SynchronousTestCase):
                 self.assertEqual(listing["away"], [])
                 return found
         raise AssertionError("the list has no end")
-
-    @property
-    def warnings(self) -> list[str]:
-        return [
-            event["reason"] for event in self.events if "left out" in event.get("log_format", "")
-        ]
-
-    def watch_log(self) -> None:
-        self.events: list[Any] = []
-        globalLogPublisher.addObserver(self.events.append)
-        self.addCleanup(globalLogPublisher.removeObserver, self.events.append)
 
 
 class JointListTests(SeveralTestCase):
@@ -217,7 +201,8 @@ class JointListTests(SeveralTestCase):
                 self.evaluate(name)
         end = self.ask("a").json()["end"]
         for name in ("b", "a"):
-            self.restart(name)
+            self.services[name] = self.make_service(name)  # which has lost its evaluations
+            self.connect_peers(self.services[name])
             for asked in NAMES:
                 problem = self.ask(asked, f"?after={end}", 400).json()
                 self.assertIn("begin again without `after`", problem["detail"])
@@ -231,7 +216,15 @@ class UnavailablePeerTests(SeveralTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.mine = [self.evaluate(name) for name in ("a", "b", "c")]
-        self.watch_log()
+        self.events: list[Any] = []
+        globalLogPublisher.addObserver(self.events.append)
+        self.addCleanup(globalLogPublisher.removeObserver, self.events.append)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [
+            event["reason"] for event in self.events if "left out" in event.get("log_format", "")
+        ]
 
     def list_without(self, fate: Callable[[], Deferred[Any]]) -> None:
         """Hold that a list of a is without b, but whole besides."""

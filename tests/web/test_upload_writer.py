@@ -25,11 +25,7 @@ class WriterTests(SynchronousTestCase):
         self.threads: Any = SlowThreads()
         self.unwritten = UnwrittenUploads()
         self.source: Any = FakeSource()
-        self.writer = self.make("form")
-        self.gone: list[str] = []
-
-    def make(self, name: str) -> UploadWriter:
-        return UploadWriter(self.place / name, self.source, self.unwritten, self.threads)
+        self.writer = UploadWriter(self.place / "form", self.source, self.unwritten, self.threads)
 
     def begin(self) -> None:
         """Have a whole batch on its way to the disk."""
@@ -40,9 +36,6 @@ class WriterTests(SynchronousTestCase):
 
     def finish(self) -> Deferred[None]:
         return Deferred.fromCoroutine(self.writer.finish())
-
-    def abandon(self) -> None:
-        self.writer.stop_writing(lambda: self.gone.append("form"))
 
     def test_small_form_is_written_by_one_call(self) -> None:
         other = Path("submission", "b", "empty")
@@ -88,6 +81,7 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual(self.unwritten.size_bytes, 2**30)
 
     def test_disk_error_refuses_the_form(self) -> None:
+        gone: list[str] = []
         self.begin()
         self.writer.add_content(HALF)
         self.place.rmdir()
@@ -98,8 +92,8 @@ class WriterTests(SynchronousTestCase):
         self.writer.add_content(HALF)
         self.writer.add_content(HALF)
         self.assertEqual(self.threads.waiting, [])
-        self.abandon()
-        self.assertEqual((self.gone, self.unwritten.size_bytes), (["form"], 0))
+        self.writer.stop_writing(lambda: gone.append("form"))
+        self.assertEqual((gone, self.unwritten.size_bytes), (["form"], 0))
 
     def test_partial_write_is_an_error_that_names_the_file(self) -> None:
         self.begin()

@@ -108,16 +108,11 @@ class CallbacksTestCase(SynchronousTestCase):
         self.secrets.write_text(f"alice {format_secret(OLD)}\nbob {format_secret(OLD)}")
         self.secrets.chmod(0o600)
         self.events = 0
-        self.callbacks = self.make()
-
-    def make(self) -> CallbackQueue:
-        """Return what sends callbacks by the fake; after the test nothing is under way."""
         sender: Any = self.sender
-        callbacks = CallbackQueue(
+        self.callbacks = CallbackQueue(
             self.secrets, sender, self.clock, self.draw, lambda: EPOCH + self.clock.seconds()
         )
-        self.addCleanup(end_all_deliveries, callbacks)
-        return callbacks
+        self.addCleanup(end_all_deliveries, self.callbacks)
 
     def draw(self, size: int) -> bytes:
         """Return half of what there is for a chance, and new identifiers."""
