@@ -46,14 +46,6 @@ class RefusalTestCase(SynchronousTestCase):
         self.assertTrue(str(error).isprintable(), str(error))
 
 
-class DefaultTests(SynchronousTestCase):
-    """What holds where nothing is said."""
-
-    def test_empty_text_is_the_default_configuration(self) -> None:
-        self.assertEqual(parse_configuration(""), Configuration())
-        self.assertEqual(parse_configuration("[limits]\n[polls]"), Configuration())
-
-
 class ParseTests(SynchronousTestCase):
     """What a file may say."""
 

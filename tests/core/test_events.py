@@ -22,7 +22,6 @@ from tawebeval.core.events import (
     encode_text_events,
     encode_websocket_messages,
     has_blank_line,
-    split_batch,
 )
 from tawebeval.core.segi import PrintedFile
 from tests.cases.event_source import EventSource
@@ -52,13 +51,6 @@ class TextTests(SynchronousTestCase):
         lines = b'{"type":"text","payload":"a"}\n{"type":"text","payload":"\\n"}\n'
         self.assertEqual(encode_text_events(b"a\n"), EventBatch(2, lines))
 
-    def test_each_line_and_each_terminator_is_an_event(self) -> None:
-        self.assertEqual(encode_text_events(b""), EMPTY_BATCH)
-        self.assertEqual(decode(encode_text_events(b"\na\n\nb")), ["\n", "a", "\n", "\n", "b"])
-        quoted = '{"type":"text","payload":""}'
-        self.check("a", "\n\n\n", "\n\na\n\n\nb\n\n", "\x7f", "\n\x7f\n\na\x7f\n", '"}\n')
-        self.check(f"{quoted}\n{quoted}")
-
     def test_text_with_the_placeholder_characters_of_terminators_is_encoded_exactly(self) -> None:
         codes = (*range(0xFDD0, 0xFDF0), *range(0x10000, 0x11000))
         self.check("a\n\x7f" + "".join(map(chr, codes)) + "\n\nb")
@@ -77,12 +69,6 @@ class TextTests(SynchronousTestCase):
 
 
 class DataTests(SynchronousTestCase):
-    def test_data_event_has_the_bytes_of_the_value_unchanged(self) -> None:
-        self.assertEqual(
-            encode_data_event(b'{"a" : 1.0}'),
-            EventBatch(1, b'{"type":"data","payload":{"a" : 1.0}}\n'),
-        )
-
     @given(st.text(), st.text(), st.binary())
     def test_encoded_file_event_decodes_to_the_same_name_type_and_content(
         self, filename: str, content_type: str, content: bytes
@@ -113,20 +99,6 @@ class DataTests(SynchronousTestCase):
                 "stderr": "é",
             },
         )
-
-
-class BatchTests(SynchronousTestCase):
-    def test_sum_of_batches_has_the_events_of_both_in_order(self) -> None:
-        batch = encode_text_events(b"a\n") + encode_data_event(b"1")
-        self.assertEqual(batch.count, 3)
-        self.assertEqual(decode(batch), ["a", "\n", b"1"])
-        self.assertEqual(EMPTY_BATCH + batch + EMPTY_BATCH, batch)
-
-    def test_sum_of_the_parts_of_a_split_batch_is_the_batch(self) -> None:
-        batch = encode_text_events(b"a\n")
-        for count in range(batch.count + 1):
-            first, others = split_batch(batch, count)
-            self.assertEqual((first.count, first + others), (count, batch))
 
 
 FIRST = st.integers(0, 10**12)
@@ -171,13 +143,6 @@ def unframe(frames: bytes) -> list[bytes]:
 
 
 class ServerSentTests(SynchronousTestCase):
-    def test_each_event_has_its_data_and_the_cursor_after_it(self) -> None:
-        self.assertEqual(
-            encode_server_sent_events(7, encode_data_event(b"1") + encode_data_event(b"2")),
-            b'data: {"type":"data","payload":1}\nid: 8\n\n'
-            b'data: {"type":"data","payload":2}\nid: 9\n\n',
-        )
-
     @given(FIRST, PAYLOADS)
     def test_browser_finds_each_event_and_cursor(
         self, first: int, batches: list[EventBatch]
@@ -225,13 +190,4 @@ class MessageTests(SynchronousTestCase):
         assert (
             unframe(WEBSOCKET_FRAMING.encode_events(first, batch)) == batch.lines.split(b"\n")[:-1]
         )
-
-
-class LineTests(SynchronousTestCase):
-    def test_json_lines_stream_is_the_batch_itself_without_heartbeats(self) -> None:
-        batch = encode_data_event(b"1")
-        self.assertIs(JSON_LINES_FRAMING.encode_events(7, batch), batch.lines)
-        for framing in (JSON_LINES_FRAMING, WEBSOCKET_FRAMING):
-            self.assertEqual(
-                (framing.first_bytes, framing.last_bytes, framing.heartbeat_bytes), (b"", b"", b"")
-            )
+        assert JSON_LINES_FRAMING.encode_events(first, batch) == batch.lines

@@ -77,16 +77,6 @@ def outcome(block: FileBlockCollector) -> object:
 
 
 class HeaderTests(SynchronousTestCase):
-    def test_each_header_is_understood_whatever_the_case_of_its_name(self) -> None:
-        block = (
-            b"content-TYPE: image/svg+xml\n"
-            b'CONTENT-disposition: attachment; filename="report.svg"\n'
-            b"x-segi-as: Content\n"
-            b"X-Other: ignored\n"
-            b"\n<svg/>"
-        )
-        self.assertEqual(parse(block), PrintedFile("report.svg", "image/svg+xml", b"<svg/>"))
-
     def test_name_in_the_headers_wins_over_that_of_the_path(self) -> None:
         headers = b'X-SEGI-As: path\nContent-Disposition: attachment; filename="b"\n\n'
         self.assertEqual(

@@ -21,7 +21,6 @@ from tawebeval.core.segi import (
     add_tools_to_path,
     build_evaluator_environment,
     is_reserved_variable,
-    measure_complete_utf8,
     split_long_lines,
 )
 from tests.cases import reference_segi
@@ -44,7 +43,6 @@ from tests.cases.strategies import (
     parse,
     read_file,
     stdouts,
-    texts,
 )
 
 
@@ -262,14 +260,6 @@ class FileBlockTests(Tables):
 class WantedFileTests(SynchronousTestCase):
     block = file_block(b"out/a.txt", "X-SEGI-As: path", "Content-Type: text/plain")
 
-    def test_text_before_the_block_is_delivered_and_the_path_is_awaited(self) -> None:
-        parser = SegiParser(MARKERS)
-        self.assertIs(parser.awaited_file, None)
-        self.assertEqual(decode(parser.feed(b"a\n" + self.block)), ["a"])
-        assert parser.awaited_file is not None
-        self.assertEqual(parser.awaited_file.path, "out/a.txt")
-        self.assertEqual(parser.awaited_file.filename, "a.txt")
-
     def test_supplied_content_becomes_the_file_event_before_later_events(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(self.block + b"b\n~DB\n1")
@@ -354,6 +344,10 @@ class LongLineTests(SynchronousTestCase):
         # Or a step in a long line would come to no end.
         self.assertLess(segi._PIECE, min(segi._BLOCK, segi._SHORT, segi._NEAR))
 
+    def test_line_of_exactly_the_limit_is_not_cut(self) -> None:
+        self.assertEqual(list(split_long_lines(b"abcde\nabcde", 5)), [b"abcde\nabcde"])
+        self.assertEqual(list(split_long_lines(b"a\nabcdef\nb", 5)), [b"a\nabcde", b"f\nb"])
+
     def test_long_line_is_delivered_before_its_end(self) -> None:
         parser = SegiParser(MARKERS)
         delivered = 0
@@ -408,15 +402,6 @@ class MarkersTests(SynchronousTestCase):
         for number, marker in enumerate(markers.build_variables().values(), 1):
             self.assertIn((bytes([number]) * asked[0]).hex(), marker)
 
-    def test_parser_recognises_generated_markers(self) -> None:
-        markers = Markers.generate(os.urandom)
-        blocks = b"%b\n1\n%b\n" % (markers.data_begin, markers.data_end)
-        blocks += b"%b\n\nx\n%b\n" % (markers.file_begin, markers.file_end)
-        for chunking in ([], BYTE_BY_BYTE, BYTE_BY_BYTE_FLUSHED):
-            events = parse(b"a\n" + blocks + b"b", chunking, markers=markers, max_value=100)
-            file = PrintedFile("file", "application/octet-stream", b"x")
-            self.assertEqual(classify(events), ["a", b"1", file, "b"])
-
     def test_default_limits_are_1_mib_of_value_and_2_mib_of_file(self) -> None:
         parser = SegiParser(MARKERS)
         value = b'"' + b"x" * (2**20 - 2) + b'"'
@@ -438,14 +423,6 @@ def parse_reads(stdout: bytes, reads: set[int], flushes: set[int]) -> list[str |
 
 outputs = st.one_of(any_bytes, stdouts)
 places = st.sets(st.integers(1, 80), max_size=8)
-
-
-class PropertyTests(SynchronousTestCase):
-    @given(stdouts, chunkings, st.integers(0, 3))
-    def test_events_equal_the_reference_however_stdout_is_cut(
-        self, stdout: bytes, chunking: list[Chunk], late: int
-    ) -> None:
-        check_reference(stdout, chunking, late)
 
 
 class SmallStepTests(SynchronousTestCase):
@@ -489,55 +466,3 @@ class ToolsTests(SynchronousTestCase):
             environment = add_tools_to_path({**configured, "LANG": "C"}, "/tools")
             self.assertEqual(environment.pop("PATH"), f"{path}:/tools/bin")
             self.assertEqual(environment, {"LANG": "C", "EVALUATION_TOOLS": "/tools"})
-
-
-some_bytes = st.one_of(
-    texts,
-    st.binary(max_size=12),
-    st.text(max_size=12).map(str.encode),
-    st.lists(
-        st.sampled_from([b"\x80", b"\xf0\x9f", b"\xe2", "😀".encode(), b"a", b"\n"]), max_size=12
-    ).map(b"".join),
-)
-
-
-def decoded(data: bytes) -> str:
-    """Decode as docs/evaluators.md has it."""
-    return data.decode("utf-8", "replace")
-
-
-class CompleteTests(SynchronousTestCase):
-    def test_only_an_incomplete_character_at_the_end_is_cut_off(self) -> None:
-        for data, length in (
-            (b"", 0),
-            (b"a", 1),
-            (b"a\xc3", 1),
-            (b"a\xe2\x82", 1),
-            (b"\xf0\x9f\x98", 0),
-            ("a😀".encode(), 5),
-            (b"a\xff", 2),
-            (b"a\x80", 2),
-            (b"\xf0\x9f\x98\n", 4),
-        ):
-            self.assertEqual(measure_complete_utf8(data), length, data)
-
-
-class PiecesTests(SynchronousTestCase):
-    def test_block_whose_lines_are_short_is_one_piece_however_long_it_is(self) -> None:
-        block = b"abcd\n" * 100
-        self.assertEqual(list(split_long_lines(block, 5)), [block])
-        self.assertEqual(list(split_long_lines(b"", 5)), [b""])
-
-    def test_line_of_exactly_the_limit_is_not_cut(self) -> None:
-        self.assertEqual(list(split_long_lines(b"abcde\nabcde", 5)), [b"abcde\nabcde"])
-        self.assertEqual(list(split_long_lines(b"a\nabcdef\nb", 5)), [b"a\nabcde", b"f\nb"])
-
-    @given(some_bytes, st.integers(4, 9))
-    def test_joined_pieces_equal_the_block_and_no_line_exceeds_the_limit(
-        self, block: bytes, limit: int
-    ) -> None:
-        cut = list(split_long_lines(block, limit))
-        assert b"".join(cut) == block
-        assert "".join(map(decoded, cut)) == decoded(block)
-        for piece in cut:
-            assert max(map(len, piece.split(b"\n"))) <= limit

@@ -8,8 +8,6 @@ import re
 from hashlib import sha256
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.tokens import (
@@ -94,10 +92,6 @@ class AuthenticateTests(SynchronousTestCase):
         ):  # fmt: skip
             error = self.assertRaises(Unauthorized, self.tokens.find_token, headers)
             self.assertNotIn("secret", str(error))
-
-    @given(st.binary(max_size=80))
-    def test_random_bearer_value_is_unauthorized(self, sent: bytes) -> None:
-        self.assertRaises(Unauthorized, self.tokens.find_token, [b"Bearer " + sent])
 
     def test_bearer_value_is_compared_with_each_token_in_constant_time(self) -> None:
         compared: list[bytes] = []
