@@ -52,14 +52,12 @@ print(os.read(0, 9), [number for number in range(1000) if is_open(number)])
 
     async def test_environment_has_the_promised_variables_alone(self) -> None:
         print_it = "tr '\\0' '\\n' < /proc/$$/environ"
-        identifier = await self.client.evaluate(
-            self.repository.url,
-            self.commit,
+        events = await self.run_command(
             f'{print_it}; ls -A "$TEMPORARY_DIRECTORY" "$HOME"; touch x "$TEMPORARY_DIRECTORY/x"',
             files=(("source_1", "my file.py", b"pass"), ("b", "", b"text")),
             seed="7",
         )
-        printed = text(await self.client.follow(identifier))
+        printed = text(events)
         found = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
         self.assertEqual(
             sorted(found),

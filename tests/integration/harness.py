@@ -332,11 +332,14 @@ class RepositoryTestCase(TestCase):
         networks = "['127.0.0.0/8', '::1/128']"  # either may be the first one of localhost
         return f"[callbacks]\nsecrets = '{secrets}'\nprivate_networks = {networks}\n"
 
-    async def begin(self, command: str, **fields: str) -> str:
-        """Begin an evaluation in the test's repository; return its identifier."""
+    async def begin(self, command: str, **more: Any) -> str:
+        """Begin an evaluation in the test's repository; return its identifier.
+
+        `more` is for `Client.post`: files, headers, and other fields of the form.
+        """
         has_own = "repository" in vars(self)
         repository = self.repository if has_own else make_plain_repository()[0]
-        return await self.client.evaluate(repository.url, self.commit, command, **fields)
+        return await self.client.evaluate(repository.url, self.commit, command, **more)
 
     async def begin_and_wait(self, command: str, word: str = "ready", **fields: str) -> str:
         """Begin a command, and wait until it has printed `word` on a line."""
@@ -412,9 +415,9 @@ class DaemonTestCase(RepositoryTestCase):
         """Return further options with which the daemon is started."""
         return ()
 
-    async def run_command(self, command: str, **fields: str) -> list[dict[str, Any]]:
+    async def run_command(self, command: str, **more: Any) -> list[dict[str, Any]]:
         """Return the events of a command that is run in the test's repository."""
-        return await self.client.follow(await self.begin(command, **fields))
+        return await self.client.follow(await self.begin(command, **more))
 
     async def _settle(self) -> None:
         """End what the test has left running, and look at what remains."""

@@ -11,6 +11,9 @@ from base64 import b64encode
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar
+
+from twisted.trial.unittest import SynchronousTestCase
 
 from tests.cases.patience import PATIENCE
 from tests.integration.ports import free_port, listens
@@ -199,6 +202,15 @@ class ScriptedServer(HttpServer):
                 handler.wfile.write(content)
                 return True
         return False
+
+
+Server = TypeVar("Server", bound=GitDaemon | HttpServer)
+
+
+def stop_after(case: SynchronousTestCase, server: Server) -> Server:
+    """Return a server, which is stopped after the test."""
+    case.addCleanup(server.stop)
+    return server
 
 
 class _Server(ThreadingHTTPServer):

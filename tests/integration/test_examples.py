@@ -99,14 +99,8 @@ class ExampleTests(DaemonTestCase):
     ) -> list[tuple[str, bool]]:
         if content is None:
             content = (PROBLEMS / name / "solutions" / solution).read_bytes()
-        identifier = await self.client.evaluate(
-            self.repository.url,
-            self.commit,
-            command,
-            files=[(load_problems()[name].field, solution, content)],
-            directory=name,
-        )
-        values: list[Any] = data(await self.client.follow(identifier))
+        files = [(load_problems()[name].field, solution, content)]
+        values: list[Any] = data(await self.run_command(command, files=files, directory=name))
         self.assertNotIn("evaluation_error", [value["type"] for value in values])
         return [
             (value["goal"], value["result"]) for value in values if value["type"] == "goal_result"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.integration.client import Event, joined, text
 from tests.integration.harness import DaemonTestCase
-from tests.integration.repositories import GitRepository, HttpServer, git
+from tests.integration.repositories import GitRepository, HttpServer, git, stop_after
 
 EVALUATOR = """\
 #!/bin/sh
@@ -41,8 +41,7 @@ class FetchingTests(DaemonTestCase):
         git(self.repository.folder, "checkout", "--quiet", "main")
 
     def http(self, *, v2: bool = True) -> tuple[HttpServer, str]:
-        server = HttpServer(self.folder, v2=v2)
-        self.addCleanup(server.stop)
+        server = stop_after(self, HttpServer(self.folder, v2=v2))
         return server, f"{server.url}/repository/.git"
 
     async def judge(self, url: str, commit: str, **fields: str) -> None:
@@ -103,8 +102,7 @@ class FetchingTests(DaemonTestCase):
 class SubmoduleTests(DaemonTestCase):
     async def setUp(self) -> None:
         await super().setUp()
-        self.server = HttpServer(self.folder)
-        self.addCleanup(self.server.stop)
+        self.server = stop_after(self, HttpServer(self.folder))
 
     def make(self, name: str) -> GitRepository:
         """Return a new repository with a file `code`, which has the name, and a link."""
@@ -175,8 +173,7 @@ class DamagedRepositoryTests(DaemonTestCase):
         with open("/dev/urandom", "rb") as random:
             self.repository.write("large", random.read(100_000))
         self.commit = self.repository.commit()
-        self.server = HttpServer(self.folder)
-        self.addCleanup(self.server.stop)
+        self.server = stop_after(self, HttpServer(self.folder))
         self.url = f"{self.server.url}/repository/.git"
 
     async def evaluate(self) -> str:

@@ -42,6 +42,7 @@ from tests.integration.repositories import (
     HttpServer,
     ScriptedServer,
     git,
+    stop_after,
 )
 
 MIB = 2**20
@@ -194,8 +195,7 @@ class PinTests(RepositoryTestCase):
         return found
 
     async def test_git_connects_to_the_pinned_address(self) -> None:
-        server = GitDaemon(self.repository.folder.parent)
-        self.addCleanup(server.stop)
+        server = stop_after(self, GitDaemon(self.repository.folder.parent))
         url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository"
         self.assertEqual(await self.fetch(await self.route(url)), "")
         self.assertIn("pinned.invalid", await self.fetch(ResolvedGitRemote(url)), "without the pin")
@@ -342,8 +342,7 @@ class RepositoryTests(AttackTestCase):
         with open("/dev/urandom", "rb") as random:
             blob = make_object(self.evil, "blob", random.read(6 * MIB))
         commit = make_commit(self.evil, make_object(self.evil, "tree", entry("100644", "x", blob)))
-        server = HttpServer(self.folder)
-        self.addCleanup(server.stop)
+        server = stop_after(self, HttpServer(self.folder))
         for url in (f"file://{self.evil}", f"{server.url}/evil/.git"):
             self.limit(await self.refuse(url, commit), "fetch_bytes", 4 * MIB)
             self.assertLess(self.cached(url), 10_000)
@@ -351,8 +350,7 @@ class RepositoryTests(AttackTestCase):
     async def test_smart_server_that_answers_later_with_plain_files_is_refused(self) -> None:
         commit = make_commit(self.evil, make_object(self.evil, "tree", b""))
         git(self.evil, "update-server-info")
-        server = TurningServer(self.folder)
-        self.addCleanup(server.stop)
+        server = stop_after(self, TurningServer(self.folder))
         url = f"{server.url}/evil/.git"
         error = await self.refuse(url, commit)
         self.assertIn("a server of plain files", error["message"])
@@ -418,11 +416,11 @@ class RepositoryTests(AttackTestCase):
         await self.honest()
 
     async def test_redirects_are_not_followed(self) -> None:
-        target = HttpServer(self.repository.folder.parent)
-        self.addCleanup(target.stop)
+        target = stop_after(self, HttpServer(self.repository.folder.parent))
         for location in (f"file://{self.folder}", target.url, "http://169.254.169.254"):
-            redirector = ScriptedServer(self.folder, ("/repository", 302, f"{location}/repository"))
-            self.addCleanup(redirector.stop)
+            redirector = stop_after(
+                self, ScriptedServer(self.folder, ("/repository", 302, f"{location}/repository"))
+            )
             await self.refuse(f"{redirector.url}/repository/.git")
             self.assertNotEqual(redirector.requests, [])
         self.assertEqual(target.requests, [])

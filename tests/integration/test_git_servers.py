@@ -17,7 +17,7 @@ from tests.fakes.world import OID
 from tests.integration.bare_repositories import BareRepositoryCase
 from tests.integration.ports import free_port
 from tests.integration.receivers import Receiver
-from tests.integration.repositories import GitDaemon, HttpServer, ScriptedServer, git
+from tests.integration.repositories import GitDaemon, HttpServer, ScriptedServer, git, stop_after
 
 PRIVATE = "does not exist, or needs credentials"
 
@@ -36,9 +36,7 @@ class ServerTests(BareRepositoryCase):
         return caught.exception.message
 
     def serve(self, *answers: tuple[str, int, str], **settings: bool) -> str:
-        server = ScriptedServer(self.folder, *answers, **settings)
-        self.addCleanup(server.stop)
-        return server.url
+        return stop_after(self, ScriptedServer(self.folder, *answers, **settings)).url
 
     async def test_errors_of_git_about_each_kind_of_server_are_explained(self) -> None:
         git(self.folder, "init", "--quiet", "--bare", "--object-format=sha256", "sha256.git")
@@ -51,8 +49,7 @@ class ServerTests(BareRepositoryCase):
             ("/forbidden", 403, ""),
             ("/busy", 503, ""),
         )
-        daemon = GitDaemon(self.folder)
-        self.addCleanup(daemon.stop)
+        daemon = stop_after(self, GitDaemon(self.folder))
         pem = make_certificate(self.folder, "127.0.0.1").read_bytes()
         secure = Receiver(200, certificate=PrivateCertificate.loadPEM(pem))
         self.addCleanup(secure.stop)
@@ -76,8 +73,7 @@ class ServerTests(BareRepositoryCase):
 
     async def test_private_repository_is_fetched_with_the_password_and_stores_none(self) -> None:
         secret = "a word/with:odd%signs"
-        server = HttpServer(self.folder, login=f"judge:{secret}")
-        self.addCleanup(server.stop)
+        server = stop_after(self, HttpServer(self.folder, login=f"judge:{secret}"))
         port = int(server.url.rpartition(":")[2])
         repository = Repository(f"{server.url}/source/.git")
         commit = git(self.source.folder, "rev-parse", "HEAD")
@@ -110,8 +106,7 @@ class BranchTests(BareRepositoryCase):
         return await self.servers.resolve_branch(Repository(url, branch))
 
     async def test_branch_is_its_newest_commit_on_each_server(self) -> None:
-        daemon = GitDaemon(self.folder)
-        self.addCleanup(daemon.stop)
+        daemon = stop_after(self, GitDaemon(self.folder))
         servers = [HttpServer(self.folder, v2=v2) for v2 in (True, False)]
         for server in servers:
             self.addCleanup(server.stop)
@@ -132,8 +127,7 @@ class AddressTests(BareRepositoryCase):
         self.make(CheckedResolver(policy, FakeResolver(["::1", "127.0.0.1"]), reactor))
         self.source.write("file", "content")
         commit = self.source.commit()
-        server = ScriptedServer(self.folder)
-        self.addCleanup(server.stop)
+        server = stop_after(self, ScriptedServer(self.folder))
         url = server.url.replace("127.0.0.1", "pinned.invalid") + "/source/.git"
         fetched = await self.bare.fetch_commit(Repository(url), commit)
         self.assertEqual(fetched.oid, commit)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.integration.client import Client, failure, python, text
 from tests.integration.harness import CONFIGURATION, UNSANDBOXED, Daemon, DaemonTestCase, until
 from tests.integration.processes import alive, command_line, new_word, processes
-from tests.integration.repositories import HttpServer
+from tests.integration.repositories import HttpServer, stop_after
 from tests.integration.unprivileged import give
 
 # Leaves its session, its parent, and, as far as it is told, its environment or directory.
@@ -124,8 +124,7 @@ class KilledTests(DaemonTestCase):
         self.assertEqual(text(await self.others.follow(kept)), "ready\nto its end\n")
 
     async def test_fetch_interrupted_by_a_kill_begins_again(self) -> None:
-        server = HttpServer(self.folder)
-        self.addCleanup(server.stop)
+        server = stop_after(self, HttpServer(self.folder))
         self.addCleanup(server.release)
         self.repository.write("big", os.urandom(2**20))
         self.commit = self.repository.commit()

@@ -31,7 +31,7 @@ from tests.integration.client import Client, Event, joined, python
 from tests.integration.harness import CONFIGURATION, RepositoryTestCase, until
 from tests.integration.processes import alive, children, descriptors, processes
 from tests.integration.receivers import Receiver
-from tests.integration.repositories import GitRepository, HttpServer
+from tests.integration.repositories import GitRepository, HttpServer, stop_after
 from tests.integration.resuming_readers import (
     READERS,
     LibraryReader,
@@ -257,8 +257,7 @@ class RoundsCase(RepositoryTestCase):
     async def setUp(self) -> None:
         await super().setUp()
         await start_kept(self, KeptDaemon(self.configure()))
-        self.server = SlowServer(self.folder)
-        self.addCleanup(self.server.stop)
+        self.server = stop_after(self, SlowServer(self.folder))
         self.receiver = Receiver(*[500] * 8, 200)
         self.addCleanup(self.receiver.stop)
         self.chance = random.Random(ROUNDS)

@@ -25,7 +25,13 @@ from tawebeval.linux.filetree import remove_tree
 from tests.integration.bare_repositories import BareRepositoryCase
 from tests.integration.client import Event, failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.repositories import GitRepository, HttpServer, ScriptedServer, git
+from tests.integration.repositories import (
+    GitRepository,
+    HttpServer,
+    ScriptedServer,
+    git,
+    stop_after,
+)
 
 LARGE = os.urandom(3_000_000)
 SHA = hashlib.sha256(LARGE).hexdigest()
@@ -109,9 +115,7 @@ class LfsCase(DaemonTestCase):
         self.server = self.serve()
 
     def serve(self, **settings: Any) -> LfsServer:
-        server = LfsServer(self.folder, **settings)
-        self.addCleanup(server.stop)
-        return server
+        return stop_after(self, LfsServer(self.folder, **settings))
 
     @property
     def url(self) -> str:
@@ -185,12 +189,10 @@ class LfsTests(LfsCase):
         self.assertIn(SHA, text(await self.look()))
 
     async def test_server_without_lfs_is_refused_with_the_reason(self) -> None:
-        plain = HttpServer(self.folder)
-        self.addCleanup(plain.stop)
+        plain = stop_after(self, HttpServer(self.folder))
         message = (await self.refuse(f"{plain.url}/large/.git"))["message"]
         self.assertIn("answered with status 404; it has no LFS there", message)
-        moved = ScriptedServer(self.folder, ("/large/.git/info/lfs", 301, "/x"))
-        self.addCleanup(moved.stop)
+        moved = stop_after(self, ScriptedServer(self.folder, ("/large/.git/info/lfs", 301, "/x")))
         message = (await self.refuse(f"{moved.url}/large/.git"))["message"]
         self.assertIn("answered with status 301; redirects are not followed", message)
         message = (await self.refuse(self.large.url))["message"]
@@ -246,9 +248,7 @@ class DownloadTests(BareRepositoryCase):
         return Deferred.fromCoroutine(self.bare.fetch_commit(repository, self.commit, credential))
 
     def serve(self, **settings: Any) -> LfsServer:
-        server = LfsServer(self.folder, **settings)
-        self.addCleanup(server.stop)
-        return server
+        return stop_after(self, LfsServer(self.folder, **settings))
 
     async def test_credential_is_sent_to_the_server_of_the_repository_alone(self) -> None:
         for is_elsewhere in (False, True):

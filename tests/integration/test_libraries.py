@@ -383,10 +383,7 @@ class LibraryCase(DaemonTestCase):
             ("source", "source.py", SUBMISSION.encode()),
             ("broken", "broken.py", BROKEN.encode()),
         ]
-        identifier = await self.client.evaluate(
-            self.repository.url, self.commit, command, files=files
-        )
-        events = await self.client.follow(identifier)
+        events = await self.run_command(command, files=files)
         printed = re.sub(r"(?<=stopped after )\d+\.\d s", "SECONDS", text(events))
         self.assertEqual(printed, prints.replace('"broken"', '"broken.py"'), events[-1])
         return data(events)

@@ -405,13 +405,7 @@ class PackageTests(DaemonTestCase):
         submitted = [("source", Path(solution).name, files[solution].encode())]
         if own_input is not None:
             submitted.append(("own_input", "own.txt", own_input.encode()))
-        identifier = await self.client.evaluate(
-            self.repository.url,
-            self.commit,
-            command,
-            files=submitted,
-            directory=place,
-        )
+        identifier = await self.begin(command, files=submitted, directory=place)
         stderr = (await self.client.ended(identifier))["stderr"]
         return [*await self.client.follow(identifier), {"type": "stderr", "payload": stderr}]
 

@@ -171,9 +171,7 @@ class PageResultTests(PageTestCase):
         )
         self.commit = self.repository.commit()
         files = [("a", TOUR.name, b"\xff\0"), ("tour", TOUR.name, TOUR.read_bytes())]
-        identifier = await self.client.evaluate(
-            self.repository.url, self.commit, "sh judge.sh", files=files
-        )
+        identifier = await self.begin("sh judge.sh", files=files)
         await self.browser.open(f"{self.page_url}#evaluation/{identifier}")
         await self.browser.shows("#output", "red plain <b>\n")
         await self.browser.shows("#output", "Needle 1.")

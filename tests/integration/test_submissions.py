@@ -90,11 +90,7 @@ class SubmissionCase(AttackCase):
 
     async def submit(self, program: str, command: str) -> str:
         """Return what an evaluator prints that runs `command` on a submitted program."""
-        identifier = await self.client.evaluate(
-            self.repository.url, self.commit, command, files=[("s", "s", program.encode())]
-        )
-        events = await self.client.follow(identifier)
-        return text(events)
+        return text(await self.run_command(command, files=[("s", "s", program.encode())]))
 
     async def run_apart(
         self, program: str, options: str = "", before: str = PREPARE, after: str = ""
@@ -233,10 +229,7 @@ class SubmissionLimits(SubmissionCase):
 
     async def over_memory(self, program: str, command: str) -> str:
         """Hold that the evaluation fails with `memory`; return what the evaluator has printed."""
-        identifier = await self.client.evaluate(
-            self.repository.url, self.commit, command, files=[("s", "s", program.encode())]
-        )
-        events = await self.client.follow(identifier)
+        events = await self.run_command(command, files=[("s", "s", program.encode())])
         last = events[-1]["payload"]
         self.assertIsInstance(last, dict, text(events))
         self.assertEqual(last["reason"], "memory", last)
