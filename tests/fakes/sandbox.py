@@ -41,13 +41,16 @@ class FakeRunLimits(RunLimits):
     """Limits that the test drives.
 
     `over` is the answer of `find_limit_failure`; `looks` has `final` of each, and `counts` is how
-    many of these counted files; `used` is the usage.
+    many of these counted files; `used` is the usage. `fault`, if set, is raised instead, or only
+    where files are counted, with `fails_to_count`.
     """
 
     cgroup = first_process = None
     disk_bytes = inspected_entry_count = 0
     free_disk_bytes = inf
     over: EvaluationFailure | None = None
+    fault: Exception | None = None
+    fails_to_count = False
     used = ResourceUsage(None, None)
 
     def __init__(self, settings: LimitSettings, **given: Any) -> None:
@@ -62,6 +65,8 @@ class FakeRunLimits(RunLimits):
         """Answer, and note the question."""
         self.looks.append(final)
         self.counts += counts
+        if self.fault is not None and (counts or not self.fails_to_count):
+            raise self.fault
         return self.over
 
     def find_node_limit_failure(self) -> EvaluationFailure | None:

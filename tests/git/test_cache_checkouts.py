@@ -228,17 +228,6 @@ class EvictionTests(CheckoutsTestCase):
         self.assertGreaterEqual(self.disk_bytes, used)
         self.assertEqual(self.disk_bytes, SIZE + (FILES + 1) * 4096)
 
-    def test_least_recently_used_checkouts_are_evicted_first(self) -> None:
-        for tree in "123":
-            self.get(tree * 40).release()
-        self.get("1" * 40).release()
-        each = self.disk_bytes // 3
-        self.assertEqual(self.detach(3 * each), "")
-        self.assertEqual(self.detach(3 * each - 1), "2")
-        self.assertEqual(self.disk_bytes, 2 * each)
-        self.assertEqual(self.detach(0), "31")
-        self.assertEqual(self.disk_bytes, 0)
-
 
 class RestartTests(CheckoutsTestCase):
     def test_complete_checkouts_are_taken_over(self) -> None:

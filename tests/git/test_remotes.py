@@ -42,12 +42,6 @@ def parse(url: str) -> ServerAddress:
     return found
 
 
-class BasicTests(SynchronousTestCase):
-    def test_name_and_password_are_encoded_together(self) -> None:
-        login = Login("https://host", "Aladdin", "open sesame")
-        self.assertEqual(login.basic_authorization, "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==")
-
-
 class TargetTests(SynchronousTestCase):
     def check(self, credential: Credential, expected: bool, *urls: str) -> None:
         """Check whether a credential is for the servers of these URLs."""
@@ -120,9 +114,6 @@ class LoginTests(SynchronousTestCase):
             ("https://[2606:4700::1]:8443/x", "https://[2606:4700::1]:8443"),
         ):
             self.assertEqual(self.login(url).origin, origin)
-
-    def test_git_gets_name_and_password(self) -> None:
-        self.assertEqual(self.login().git_credential_output, b"username=judge\npassword=s3cr:t@\n")
 
     def test_password_goes_over_http_to_addresses_that_are_not_public(self) -> None:
         target = parse("http://git.example.org/x")

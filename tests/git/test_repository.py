@@ -56,17 +56,11 @@ class ArgumentsTests(CacheTestCase):
         self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
 
     def test_server_that_reports_a_missing_commit_is_not_asked_again(self) -> None:
-        for printed in (
-            f"fatal: remote error: upload-pack: not our ref {OID}",
-            f"fatal: protocol error: want {OID} not valid",
-            f"error: missing object referenced by '{OID}'",
-        ):
-            self.setUp()
-            self.fetches = [failed(printed)]
-            error = self.refuse(branch="main")
-            self.assertEqual((error.reason, error.extra_members), ("commit", {}), printed)
-            self.assertIn(f"no commit {OID}, on branch 'main' or elsewhere", error.message)
-            self.assertEqual(len(self.fetch_commands()), 1)
+        self.fetches = [failed(f"fatal: remote error: upload-pack: not our ref {OID}")]
+        error = self.refuse(branch="main")
+        self.assertEqual((error.reason, error.extra_members), ("commit", {}))
+        self.assertIn(f"no commit {OID}, on branch 'main' or elsewhere", error.message)
+        self.assertEqual(len(self.fetch_commands()), 1)
 
     def test_commit_missing_after_all_three_fetches_is_refused(self) -> None:
         self.gained = 99

@@ -385,17 +385,6 @@ class TailTests(SynchronousTestCase):
         self.clock.pump([0] * 5)
         self.assertEqual(len(self.received), 150_000)
 
-    def test_paused_tail_reads_nothing(self) -> None:
-        self.print(b"x" * 70_000)
-        self.on_data = self.tail.pauseProducing
-        self.tail.on_change()
-        self.clock.pump([0] * 3)
-        self.tail.on_change()
-        self.assertEqual(len(self.received), 65536)
-        self.tail.resumeProducing()
-        self.clock.advance(0)
-        self.assertEqual(len(self.received), 70_000)
-
     def test_end_is_reported_after_all_bytes_even_if_paused(self) -> None:
         self.print(b"x" * 150_000)
         self.on_data = self.tail.pauseProducing
@@ -408,16 +397,6 @@ class TailTests(SynchronousTestCase):
         self.assertEqual(len(self.received), 150_000)
         self.assertEqual(self.ends, [None])
         self.assertTrue(self.tail.is_closed)
-
-    def test_shrunk_file_is_told_and_not_read_again(self) -> None:
-        self.print(b"abc")
-        self.tail.on_change()
-        os.truncate(self.path, 1)
-        self.tail.on_change()
-        self.print(b"defg")
-        self.tail.on_change()
-        self.assertEqual(self.ends, [f"the file of {self.path.name} has shrunk"])
-        self.assertEqual(self.received, b"abc")
 
     def test_disk_is_read_in_a_thread(self) -> None:
         self.print(b"abc")
@@ -491,13 +470,6 @@ class TailTests(SynchronousTestCase):
         self.clock.advance(0)
         self.calls[1][1].callback(self.calls[1][0]())
         self.assertEqual(self.received, b"abc")
-
-    def test_closed_tail_reads_no_more(self) -> None:
-        self.print(b"x" * 70_000)
-        self.tail.on_change()
-        self.tail.close()
-        self.clock.advance(0)
-        self.assertEqual(len(self.reads), 1)
 
 
 class WatcherTests(TestCase):

@@ -177,32 +177,6 @@ def over(
         watch.remove_run(cell)
 
 
-class BrokenRun(FakeRunLimits):
-    """A cell that cannot be looked at while it is `failing`."""
-
-    error: Exception = OSError(2, "gone")
-    failing = True
-
-    def find_limit_failure(
-        self, final: bool = False, counts: bool = True
-    ) -> EvaluationFailure | None:
-        over = super().find_limit_failure(final, counts)
-        if self.failing:
-            raise self.error
-        return over
-
-
-class FailingCount(FakeRunLimits):
-    """A cell whose files cannot be counted."""
-
-    def find_limit_failure(
-        self, final: bool = False, counts: bool = True
-    ) -> EvaluationFailure | None:
-        if counts:
-            raise OSError(24, "Too many open files")
-        return None
-
-
 class WatchTestCase(SynchronousTestCase):
     threads: Any = InlineThreads()
     others: Any = InlineThreads()
@@ -335,7 +309,8 @@ class LargeCountTests(WatchTestCase):
         self.assertEqual((self.stopped, self.others.waiting), ([], []))
 
     def test_large_run_is_lost_after_repeated_failed_counts(self) -> None:
-        broken = FailingCount(LimitSettings())
+        broken = make_cell()
+        broken.fault, broken.fails_to_count = OSError(24, "Too many open files"), True
         broken.inspected_entry_count = LARGE_INSPECTED_ENTRY_COUNT + 1
         with self.over(broken):
             self.clock.advance(PAUSE)
@@ -433,7 +408,7 @@ class NearlyFullTests(WatchTestCase):
 class FailedCheckTests(WatchTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.broken = BrokenRun(LimitSettings())
+        self.broken = make_cell()
 
     def test_run_is_lost_after_eight_failed_checks(self) -> None:
         words = "the run's limits could not be checked"
@@ -441,7 +416,7 @@ class FailedCheckTests(WatchTestCase):
             (OSError(24, "Too many open files"), f"{words}: Too many open files", 0),
             (ValueError("x"), f"defect of the daemon: {words}", 1),
         ):
-            self.broken.error = error
+            self.broken.fault = error
             self.stopped.clear()
             other = make_cell()
             with self.over(self.broken), self.over(other):
@@ -457,11 +432,10 @@ class FailedCheckTests(WatchTestCase):
     def test_successful_check_resets_the_count_of_failures(self) -> None:
         for between in (None, OVER):
             self.stopped.clear()
-            self.broken.failing = True
             with self.over(self.broken):
                 for _ in range(4):
-                    self.broken.failing, self.broken.over = True, None
+                    self.broken.fault, self.broken.over = OSError(2, "gone"), None
                     self.clock.pump([PAUSE] * 7)
-                    self.broken.failing, self.broken.over = False, between
+                    self.broken.fault, self.broken.over = None, between
                     self.clock.advance(PAUSE)
             self.assertEqual([why for _, why in self.stopped], [between] * 4 if between else [])

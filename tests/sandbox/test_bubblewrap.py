@@ -193,10 +193,8 @@ class DescriptorTests(BubblewrapTestCase):
         self.assertEqual(filter_file.read_bytes(), PROGRAM)
 
     def test_broker_program_is_a_file_and_is_not_sent_with_each_start(self) -> None:
-        folder = Path(self.mktemp())
-        folder.mkdir()
-        write_sandbox_files(folder)
-        run = [sys.executable, folder / BROKER_PROGRAM_FILE_NAME]
+        write_sandbox_files(self.files)
+        run = [sys.executable, self.files / BROKER_PROGRAM_FILE_NAME]
         said = subprocess.run(run, capture_output=True).stderr
         self.assertIn(b"Bad file descriptor", said)  # it needs those of the starter
         self.assertLess(len(json.dumps(self.launch.build_json_object())), 2**15)
@@ -373,26 +371,28 @@ class SystemTests(SynchronousTestCase):
 
 
 class AccountTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).resolve()
+        self.folder.mkdir()
+        write_sandbox_files(self.folder)
+
     def test_accounts_are_the_evaluator_and_nobody(self) -> None:
-        folder = Path(self.mktemp())
-        folder.mkdir()
-        for _ in range(2):  # a daemon finds those of an earlier one
-            write_sandbox_files(folder)
+        write_sandbox_files(self.folder)  # a daemon finds those of an earlier one
         self.assertEqual(
-            (folder / "passwd").read_text(),
+            (self.folder / "passwd").read_text(),
             "evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
         )
-        self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
         self.assertEqual(
-            {path.name for path in folder.iterdir()},
+            (self.folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n"
+        )
+        self.assertEqual(
+            {path.name for path in self.folder.iterdir()},
             {"passwd", "group", "init", EVALUATOR_TOOLS_DIRECTORY_NAME, BROKER_PROGRAM_FILE_NAME},
         )
 
     def test_pyyaml_is_among_the_tools_as_it_is_installed(self) -> None:
-        folder = Path(self.mktemp()).resolve()
-        folder.mkdir()
-        write_sandbox_files(folder)
-        lib, (installed,) = folder / EVALUATOR_TOOLS_DIRECTORY_NAME / "lib/judge", yaml.__path__
+        lib = self.folder / EVALUATOR_TOOLS_DIRECTORY_NAME / "lib/judge"
+        (installed,) = yaml.__path__
         for path in (*Path(installed).rglob("*.py"), *Path(installed).rglob("*.pyc")):
             copy = lib / "yaml" / path.relative_to(installed)
             self.assertEqual(copy.read_bytes(), path.read_bytes())
@@ -431,10 +431,7 @@ class AccountTests(SynchronousTestCase):
             self.assertNotEqual(full in left, is_whole, full)
 
     def test_first_process_is_an_unreadable_shell_that_returns_the_status(self) -> None:
-        folder = Path(self.mktemp())
-        folder.mkdir()
-        write_sandbox_files(folder)
-        init = folder.resolve() / "init"
+        init = self.folder / "init"
         self.assertEqual(stat.S_IMODE(init.stat().st_mode), 0o111)
         run = [init, "-c", WAIT, "/init", "99"]
         for status in (0, 7):
