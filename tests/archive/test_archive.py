@@ -193,7 +193,7 @@ class ReadingTests(ArchiveTestCase):
         for path in (self.root, self.root / "files", self.locate().parent):
             self.assertEqual(path.stat().st_mode & 0o077, 0, path)
 
-    def test_reads_of_callers_take_turns_at_the_threads(self) -> None:
+    def test_callers_take_turns_to_read_the_archive(self) -> None:
         threads: Any = SlowThreads()
         self.archive._readers = threads
         self.store("two", "bob")
@@ -241,7 +241,7 @@ class StoringTests(ArchiveTestCase):
             self.assertEqual(self.archive.archival_count, archived)
             self.open()
 
-    def test_nothing_is_archived_without_the_reserved_free_disk(self) -> None:
+    def test_nothing_is_archived_while_free_disk_is_below_the_reserve(self) -> None:
         self.open(reserve=2**60)
         self.assert_lost("disk", "less than")
 
@@ -261,14 +261,14 @@ class StoringTests(ArchiveTestCase):
         self.open(size=100)
         self.assert_lost("size", "it alone exceeds archive.size (100 bytes)")
 
-    def test_evaluation_that_a_full_disk_cannot_hold_is_lost_with_the_reason_disk(self) -> None:
+    def test_evaluation_is_lost_with_the_reason_disk_if_the_disk_is_full(self) -> None:
         def fail(descriptor: int) -> None:
             raise OSError(28, "No space left on device")
 
         self.patch(os, "fsync", fail)
         self.assert_lost("disk", str(self.locate().with_suffix(".part")) + ": No space left")
 
-    def test_evaluation_whose_writing_raises_is_lost_with_the_reason_defect(self) -> None:
+    def test_evaluation_is_lost_with_the_reason_defect_if_writing_raises(self) -> None:
         self.patch(archive_module, "write_evaluation", None)
         self.assert_lost("defect", "the log")
 
@@ -281,7 +281,7 @@ class StoringTests(ArchiveTestCase):
         self.assertEqual(self.list_names(), [])
         self.assertFalse(list(self.root.glob("**/*.*")))
 
-    def test_failed_commit_is_raised_leaves_no_file_and_can_be_repeated(self) -> None:
+    def test_failed_commit_raises_an_error_leaves_no_file_and_allows_a_retry(self) -> None:
         async def save_row(stored: ArchiveRecord) -> None:
             self.assertTrue(self.locate().exists())
             raise StoreError
@@ -334,7 +334,7 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(len(kept), 1)
         self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (0, 0))
 
-    def test_oldest_evaluations_are_removed_until_the_archive_has_its_size(self) -> None:
+    def test_oldest_evaluations_are_removed_until_the_archive_is_within_its_size(self) -> None:
         self.fill(250)
         each = self.archive.total_bytes // 250
         self.open(size=10 * each)
@@ -373,7 +373,7 @@ class RemovalTests(ArchiveTestCase):
         self.assertFalse(self.store("large", rings=lambda: noise(4 * MIB)))
         self.assertEqual(len(self.list_names()), 20)
 
-    def test_evaluations_whose_rows_were_not_deleted_are_removed_at_the_next_try(self) -> None:
+    def test_removal_is_completed_at_the_next_try_after_a_store_error(self) -> None:
         self.fill(3)
         self.now = self.booted = NOW + 1000 * DAY
 
@@ -390,7 +390,7 @@ class RemovalTests(ArchiveTestCase):
         self.assertEqual(self.remove(), [])
         self.assertEqual((self.archive.evaluation_count, self.archive.total_bytes), (0, 0))
 
-    def test_removal_has_its_turn_among_evaluations_that_wait_for_a_writer(self) -> None:
+    def test_removal_gets_a_writer_thread_before_all_waiting_evaluations_are_archived(self) -> None:
         self.store("old", "")
         threads: Any = SlowThreads()
         self.archive._writers = threads

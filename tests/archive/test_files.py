@@ -120,12 +120,12 @@ class ReadingTests(FileTestCase):
         )
         self.assertLess(self.path.stat().st_size, 10_000)
 
-    def test_file_over_its_limit_is_not_written_further(self) -> None:
+    def test_writing_an_archive_file_stops_at_its_size_limit(self) -> None:
         batches: Batches = [([b"%d" % number for number in range(1000)], 1)] * 20
         self.assertRaises(ArchiveFileTooLarge, self.write, batches, max_bytes=10_000)
         self.assertLess(self.path.stat().st_size, 11_000)
 
-    def test_file_ends_with_the_error_of_lost_events_if_stdout_has_changed(self) -> None:
+    def test_archive_file_ends_with_a_lost_event_if_stdout_has_changed(self) -> None:
         def change() -> Iterator[EventRing]:
             yield from make_rings([([b"1"], 1)])
             raise StdoutChanged

@@ -63,7 +63,9 @@ class EvaluateTests(CommandTestCase):
         names = sorted(name for name in environment if name.startswith("SUBMISSION_FILE_"))
         self.assertEqual(names, ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
 
-    def test_problem_needs_no_evaluator_and_excludes_options_that_it_sets(self) -> None:
+    def test_problem_option_replaces_evaluator_and_refuses_options_that_the_problem_sets(
+        self,
+    ) -> None:
         self.add_problem(title="T\x9b")
         shown = self.run_command("problems").stdout
         self.assertRegex(shown, r"\ANAME +FIELDS +TITLE\none +any +T\\u009b\n\Z")
@@ -90,7 +92,9 @@ class EvaluateTests(CommandTestCase):
         result = self.run_command("evaluate", "x=1")
         self.assertIn("give --evaluator CMD, or --problem NAME", result.stderr)
 
-    def test_verdict_sets_the_exit_status_on_request_and_ends_stdout_for_a_problem(self) -> None:
+    def test_verdict_is_the_last_line_for_a_problem_and_sets_the_exit_status_on_request(
+        self,
+    ) -> None:
         self.add_problem()
         case = '{"type":"case","case":"1","verdict":"%s"}'
         evaluate = ("evaluate", "--problem", "one", "x=1")
@@ -125,7 +129,7 @@ class EvaluateTests(CommandTestCase):
 
         return meanwhile
 
-    def test_drawn_seed_is_shown_as_the_option_that_repeats_the_run(self) -> None:
+    def test_random_seed_is_printed_as_an_option_to_repeat_the_run(self) -> None:
         result = self.evaluate()
         (seed,) = re.findall(r"^repeat this run with --seed (\d+)$", result.stderr, re.MULTILINE)
         self.assertEqual(self.line.child.environment["TURINGARENA_SEED"], seed)
@@ -200,7 +204,7 @@ class EvaluateTests(CommandTestCase):
             self.assertIn(words, result.stderr)
         self.assertEqual(self.line.agent.asked, [])
 
-    def test_shell_offers_files_for_fields(self) -> None:
+    def test_shell_completes_fields_with_file_names(self) -> None:
         words = {"COMP_WORDS": "main evaluate s", "COMP_CWORD": "2"}
         result = self.run_command(env={"_MAIN_COMPLETE": "bash_complete", **words})
         self.assertEqual(result.stdout, "file,s\n")
@@ -243,7 +247,7 @@ class InterruptTests(CommandTestCase):
         assert isinstance(status, int)
         return status
 
-    def test_signals_cancel_and_show_the_end_of_the_evaluation(self) -> None:
+    def test_signal_cancels_the_evaluation_and_following_continues_to_its_end(self) -> None:
         before = signal.getsignal(signal.SIGINT)
         for number, status in ((signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
             self.identifier, self.shown = self.line.begin(), Shown()
@@ -380,7 +384,7 @@ class CheckoutTests(SynchronousTestCase):
         git(self.clone, "add", ".")
         git(self.clone, "commit", "--quiet", "--allow-empty", "-m", "new")
 
-    def test_clean_checkout_has_origin_head_directory_and_no_warnings(self) -> None:
+    def test_clean_checkout_gives_url_commit_and_directory_without_warnings(self) -> None:
         self.assertEqual(
             inspect_checkout(self.clone / "word_count"),
             GitCheckout(self.url, self.commit, "word_count", ()),
@@ -416,7 +420,7 @@ class CheckoutTests(SynchronousTestCase):
             prepare()
             self.assertIn(words, self.refused(self.clone))
 
-    def test_commit_that_is_not_head_is_warned_of_only_if_it_is_unpushed(self) -> None:
+    def test_given_commit_causes_a_warning_only_if_it_is_unpushed(self) -> None:
         self.change()
         (self.clone / "word_count" / "evaluator.sh").write_text("false\n")
         for commit in (self.commit, "0" * 40):

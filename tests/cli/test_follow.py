@@ -35,7 +35,7 @@ class FollowTests(CommandTestCase):
         reader = EvaluationReader(self.make_context(shown.screen), identifier, after)
         return reader.follow_evaluation(folder)
 
-    def test_files_are_saved_under_base_names_and_failures_exit_with_status_2(self) -> None:
+    def test_file_is_saved_under_its_base_name_and_a_failed_save_exits_with_status_2(self) -> None:
         identifier = self.line.begin()
         shown, root = Shown(), Path(self.mktemp())
         start = '{"type":"file","content_type":"text/plain","content_base64":"aGk=","filename":'
@@ -70,7 +70,7 @@ class FollowTests(CommandTestCase):
             notes = self.run_command("follow", *options, identifier).stderr.splitlines()
             self.assertEqual([note for note in notes if "accepted" not in note], shown)
 
-    def test_first_marker_within_a_line_is_warned_of(self) -> None:
+    def test_markers_within_lines_cause_one_warning(self) -> None:
         identifier = self.line.begin()
         block = self.block("1")[1:]
         self.line.child.print(b"x" + block[:20])
@@ -86,7 +86,7 @@ class FollowTests(CommandTestCase):
             " is shown as text; print newlines before and after it (`printf '\\n'`)\n",
         )
 
-    def test_evaluator_without_output_is_warned_of_if_reading_began_at_the_start(self) -> None:
+    def test_empty_stdout_causes_a_warning_if_reading_began_at_the_start(self) -> None:
         identifier = self.line.begin()
         self.line.child.end()
         result = self.run_command("follow", identifier)
@@ -130,7 +130,7 @@ class FollowTests(CommandTestCase):
 
 
 class DownloadTests(CommandTestCase):
-    def test_submitted_files_are_saved_and_those_without_content_exit_with_status_2(self) -> None:
+    def test_download_saves_files_and_exits_with_status_2_if_content_is_missing(self) -> None:
         folder = Path(self.mktemp())
         submission = {
             "source": NamedFile("../a.py", b"print(1)\n"),
@@ -148,7 +148,7 @@ class DownloadTests(CommandTestCase):
         self.assertEqual((result.exit_code, result.stdout), (0, ""))
         self.assertEqual((folder / "source.txt").read_bytes(), b"print()\n")
 
-    def test_file_whose_content_is_null_is_not_saved_and_an_empty_one_is(self) -> None:
+    def test_file_with_null_content_is_not_saved_and_an_empty_file_is_saved(self) -> None:
         folder = Path(self.mktemp())
         files = [
             {"field": "a", "filename": "a", "text": None, "base64": None},
@@ -194,7 +194,7 @@ class FolderTests(SynchronousTestCase):
         (self.root / "plain").touch()
         self.assertEqual(path.stat().st_mode, (self.root / "plain").stat().st_mode)
 
-    def test_files_of_the_same_name_get_numbers_and_failed_ones_leave_no_trace(self) -> None:
+    def test_files_of_the_same_name_get_numbers_and_a_failed_save_leaves_no_file(self) -> None:
         (self.folder.path / "a.txt").mkdir(parents=True)
         self.assertRaises(OSError, self.folder.save_file, "a.txt", b"new")
         self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a.txt"])
@@ -207,7 +207,7 @@ class FolderTests(SynchronousTestCase):
         )
         self.assertEqual([int(path.read_bytes()) for path in saved], list(range(7)))
 
-    def test_file_that_a_full_disk_cuts_off_is_removed(self) -> None:
+    def test_partial_file_is_removed_if_writing_fails(self) -> None:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, limits)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
@@ -221,7 +221,7 @@ class TerminalTests(CommandTestCase):
         EvaluationReader(self.make_context(shown.screen), identifier).follow_evaluation()
         return shown.out.getvalue()
 
-    def test_line_has_state_and_queue_place_until_the_evaluator_runs(self) -> None:
+    def test_status_line_has_state_and_queue_place_until_the_evaluator_runs(self) -> None:
         self.line = self.make(running=1)
         self.line.begin()
         identifier = self.line.begin()

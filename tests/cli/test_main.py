@@ -17,7 +17,7 @@ from tests.cases.patience import PATIENCE
 
 
 class MainTests(SynchronousTestCase):
-    def test_help_names_the_next_step_for_the_output_of_a_command(self) -> None:
+    def test_help_of_a_command_names_the_next_step(self) -> None:
         for command, words in (
             ("token", ("tokens = ", "Bearer", "SIGHUP", "revoke the old")),
             ("token add", ("once",)),

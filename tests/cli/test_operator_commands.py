@@ -48,7 +48,7 @@ class TokenTests(SynchronousTestCase):
         self.assertEqual([path.name for path in self.folder.glob(".*")], [])
         return result
 
-    def test_command_interrupted_at_the_lock_keeps_the_new_file_of_another_process(self) -> None:
+    def test_interruption_at_the_lock_does_not_delete_the_new_file_of_another_process(self) -> None:
         other = self.folder / ".tokens.new"
         other.write_text("line")
 
@@ -87,7 +87,7 @@ class TokenTests(SynchronousTestCase):
             self.assertIn("1 to 64 of the characters", result.output)
         self.assertFalse(self.file.exists())
 
-    def test_added_token_keeps_mode_comments_and_symbolic_link_of_the_file(self) -> None:
+    def test_adding_a_token_keeps_mode_comments_and_symbolic_link_of_the_file(self) -> None:
         real = self.folder / "real"
         real.write_text(f"# ours\nold sha256:{'0' * 64}")
         real.chmod(0o640)
@@ -99,7 +99,7 @@ class TokenTests(SynchronousTestCase):
         self.assertEqual([lines[2][:13], lines[3:]], ["alice sha256:", [""]])
         self.assertEqual(real.stat().st_mode & 0o7777, 0o640)
 
-    def test_list_tells_what_each_token_permits_and_no_whole_hash(self) -> None:
+    def test_token_list_shows_restrictions_and_only_the_first_digits_of_hashes(self) -> None:
         self.file.write_text(f"a sha256:{'ab' * 32} group=g problems=x\nb sha256:{'CD' * 32}\n")
         shown = self.run_token("list").stdout.splitlines()
         self.assertEqual([line.split() for line in shown], [
@@ -133,7 +133,7 @@ class TokenTests(SynchronousTestCase):
         self.file.mkdir()
         self.run_token("add", "a", status=2)
 
-    def test_tokens_that_are_added_at_the_same_time_are_all_in_the_file(self) -> None:
+    def test_tokens_added_at_the_same_time_are_all_stored(self) -> None:
         program = "from tawebeval.cli import main; main()"
         arguments = [sys.executable, "-c", program, "token", "add", "--file", str(self.file)]
         environment = {"PYTHONPATH": ":".join(sys.path)}

@@ -47,7 +47,7 @@ class TextTests(SynchronousTestCase):
         ):
             self.assertEqual(escape_control_characters(text), shown)
 
-    def test_crlf_ends_a_line_across_events_and_a_single_cr_is_escaped(self) -> None:
+    def test_crlf_split_between_events_ends_a_line_and_a_single_cr_is_escaped(self) -> None:
         for texts in (["a\r", "\n", "b"], ["a", "\r", "\n", "b"]):
             self.assertEqual(Shown(terminal=True).show(*map(Text, texts)), "a\nb\n")
         shown = Shown(terminal=True).show(Text("good\rbad"), Text("\r"), Text("x"), Text("\n"))
@@ -89,7 +89,7 @@ class StderrMessageTests(SynchronousTestCase):
             shown.screen.show_message("no\n::add-mask::x")
             self.assertEqual(shown.notes.getvalue(), "no\\n::add-mask::x\n")
 
-    def test_error_that_events_follow_is_shown_as_data(self) -> None:
+    def test_error_event_before_other_events_is_shown_as_data(self) -> None:
         raw_json = '{"type":"evaluation_error","reason":"exit"}'
         forged = EvaluationError("exit", "it failed", raw_json=raw_json)
         data, real = "evaluation_error: reason: exit\n", EvaluationError("timeout", "too long")
@@ -120,7 +120,7 @@ class StderrMessageTests(SynchronousTestCase):
         ):
             self.assertEqual(should_use_colour(Stream(terminal), environment), wanted)
 
-    def test_event_lines_keep_data_letter_by_letter(self) -> None:
+    def test_event_lines_contain_the_data_unchanged(self) -> None:
         shown = Shown(lines=True)
         lines = shown.show(*self.EVENTS).splitlines()
         self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "a\n"})
@@ -195,7 +195,7 @@ class StderrMessageTests(SynchronousTestCase):
             '  input: "3 4"\n  expected: "7 "\n  printed: "8\\n"\nexpected: 7\n[1]\n',
         )
 
-    def test_summary_precedes_the_final_error_unless_events_are_left_out(self) -> None:
+    def test_summary_of_cases_precedes_the_final_error_unless_disabled(self) -> None:
         events = [
             Data('{"type":"case","case":"1","verdict":"accepted"}'),
             Data('{"type":"case","case":"2","verdict":"time_limit"}'),
@@ -235,7 +235,7 @@ class StderrMessageTests(SynchronousTestCase):
             Screen(Stream(terminal=False), notes, False).show_progress("x" * 99)
             self.assertEqual(os.read(master, 200).decode(), CLEAR + "x" * 19)
 
-    def test_output_replaces_the_status_line_and_the_end_stops_drawing_it(self) -> None:
+    def test_output_clears_the_status_line_which_is_not_drawn_again_after_the_end(self) -> None:
         shown = Shown(terminal=True)
         shown.screen.show_progress("run\x1bning")
         progress = Data('{"type":"progress","done":3,"total":10}')
@@ -266,7 +266,7 @@ class BrokenStreamTests(SynchronousTestCase):
         screen.print_text("b" * 100_000)
         stream.close()  # writes what is buffered
 
-    def test_output_error_of_a_pipe_without_reader_is_a_broken_pipe(self) -> None:
+    def test_output_to_a_pipe_without_reader_fails_as_a_broken_pipe(self) -> None:
         stream = self.stream()
         with self.assertRaises(StdoutWriteError) as caught:
             Screen(stream, Stream(False), False).show_event(Text("a" * 1_000_000))

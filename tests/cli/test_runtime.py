@@ -60,7 +60,7 @@ class SignalTests(SynchronousTestCase):
 
 
 class ExitStatusTests(CommandTestCase):
-    def test_signal_ends_a_request_with_the_status_of_a_shell(self) -> None:
+    def test_signal_interrupts_a_request_and_exits_with_128_plus_the_signal_number(self) -> None:
         self.line.agent.fate = lambda: Fate.SILENT
         for number, status in zip(NUMBERS, (130, 143, 129), strict=True):
             presses = iter([number])

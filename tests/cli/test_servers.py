@@ -173,7 +173,7 @@ class LoginTests(CommandTestCase):
         self.assertEqual(self.get_token(), (URL, "second"))
         self.assertNotIn("first", self.path.read_text())
 
-    def test_file_is_not_read_where_server_and_token_are_given(self) -> None:
+    def test_stored_servers_are_not_read_if_server_and_token_are_given(self) -> None:
         self.login(URL)
         self.path.chmod(0o644)
         self.assertEqual(self.get_token("--server", URL, TOKEN="x"), (URL, "x"))

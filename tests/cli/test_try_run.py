@@ -83,7 +83,7 @@ class WorkingTreeTests(SynchronousTestCase):
         self.assertEqual((self.root / "run.sh").read_text(), "true\n")
         self.assertTrue((self.root / "inner" / "data").exists())
 
-    def test_copy_is_without_git_directory_and_special_files(self) -> None:
+    def test_copy_omits_the_git_directory_and_special_files(self) -> None:
         (self.root / ".git").mkdir()
         (self.root / "inner" / ".git").mkdir()
         os.mkfifo(self.root / "pipe")
@@ -118,7 +118,7 @@ class WorkingTreeTests(SynchronousTestCase):
 
 
 class WatchTests(SynchronousTestCase):
-    def test_change_is_told_when_the_files_have_settled(self) -> None:
+    def test_file_change_is_reported_once_files_have_stopped_changing(self) -> None:
         clock, root = Clock(), Path(self.mktemp())
         root.mkdir()
         (root / "a").touch()
@@ -151,7 +151,7 @@ class WatchTests(SynchronousTestCase):
 
 
 class UploadTests(SynchronousTestCase):
-    def test_upload_has_the_directories_and_names_of_the_daemon(self) -> None:
+    def test_upload_has_the_same_directories_and_file_names_as_in_the_daemon(self) -> None:
         folder = Path(self.mktemp())
         folder.mkdir()
         (folder / "a b.py").write_bytes(b"\xff")

@@ -86,7 +86,7 @@ class AsyncClientTests(SynchronousTestCase):
         error = self.assertRaises(Unavailable, asyncio.run, main())
         self.assertIn("HTTP_PROXY", str(error))
 
-    def test_child_process_and_another_loop_have_connections_of_their_own(self) -> None:
+    def test_child_process_and_second_event_loop_open_their_own_connections(self) -> None:
         client = AsyncClient("http://a", transport=httpx.MockTransport(answer))
 
         async def main() -> httpx.AsyncClient:

@@ -63,14 +63,14 @@ class RetryAfterTests(SynchronousTestCase):
 
 
 class BackoffTests(SynchronousTestCase):
-    def test_range_of_delays_doubles_up_to_the_longest(self) -> None:
+    def test_delay_range_doubles_up_to_the_maximum_delay(self) -> None:
         backoff = Backoff(6, 5, 30)
         half = [backoff.draw_delay(made, 0.5) for made in range(1, 8)]
         self.assertEqual(half, [2.5, 5, 10, 15, 15, None, None])
         self.assertEqual(backoff.draw_delay(4, 0), 0)
         self.assertIsNone(Backoff(1, 5, 30).draw_delay(1, 0.5))
 
-    def test_retry_after_is_added_to_the_delay_or_over_its_limit_ends_the_retries(self) -> None:
+    def test_retry_after_is_added_to_the_delay_and_ends_the_retries_if_over_its_limit(self) -> None:
         backoff = Backoff(9, 4, 30, max_retry_after_seconds=600)
         self.assertEqual(backoff.draw_delay(1, 0.5, 10), 12)
         self.assertEqual(backoff.draw_delay(1, 0.5, 600), 602)
@@ -78,7 +78,7 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual(backoff.draw_delay(1, 0.5, -10), 2)
 
     @given(BACKOFFS, st.integers(1, 5000), CHANCES, st.floats(-1e12, 1e12))
-    def test_delay_is_in_its_range_or_none_after_the_last_attempt(
+    def test_delay_is_in_its_range_and_none_follows_the_last_attempt(
         self, backoff: Backoff, made: int, chance: float, asked: float
     ) -> None:
         delay = backoff.draw_delay(made, chance, asked)

@@ -49,7 +49,7 @@ class EventTests(SynchronousTestCase):
             assert isinstance(event, EvaluationError)
             self.assertEqual(event.is_failure, final)
 
-    def test_value_that_python_cannot_parse_is_an_event_whose_payload_raises(self) -> None:
+    def test_event_keeps_a_value_that_python_cannot_parse_and_its_payload_raises(self) -> None:
         for raw_json in ("9" * 5000, "[" * 900 + "]" * 900):
             event = parse("data", raw_json)
             assert isinstance(event, Data)
@@ -59,7 +59,7 @@ class EventTests(SynchronousTestCase):
         with self.assertRaises(ValueError):
             _ = Data("[" * 100_000).payload
 
-    def test_deeply_nested_value_is_read_at_any_depth_of_the_stack(self) -> None:
+    def test_deeply_nested_value_is_parsed_at_any_stack_depth(self) -> None:
         def at(frames: int) -> None:
             if frames:
                 at(frames - 1)
@@ -82,7 +82,7 @@ class EventTests(SynchronousTestCase):
         for body in (b"[" * 5000, b"]" * 5000 + b"[" * 5000, page(("data", "[" * 5000 + "}"))):
             self.assertRaises(ValueError, parse_page, body, None)
 
-    def test_file_has_its_content_and_a_malformed_one_is_data(self) -> None:
+    def test_file_event_has_its_content_and_a_malformed_file_event_is_data(self) -> None:
         whole = {"type": "file", "filename": "a", "content_type": "b", "content_base64": "AAE="}
         event = parse("data", json.dumps(whole))
         self.assertEqual(event, File("a", "b", b"\0\1"))
@@ -99,7 +99,7 @@ class EventTests(SynchronousTestCase):
             other = json.dumps({**whole, name: value})
             self.assertEqual(parse("data", other), Data(other))
 
-    def test_error_has_reason_and_members_and_a_malformed_one_is_data(self) -> None:
+    def test_error_event_has_reason_and_members_and_a_malformed_error_event_is_data(self) -> None:
         whole = {"type": "evaluation_error", "reason": "exit", "message": "m", "status": 3}
         event = parse("data", json.dumps(whole))
         self.assertEqual(event, EvaluationError("exit", "m", {"status": 3}))

@@ -240,7 +240,7 @@ class FormTests(SynchronousTestCase):
             error = self.assertRaises(kind, encode, form)
             self.assertEqual(str(error.filename), str(path))
 
-    def test_grown_file_is_cut_and_shrunk_file_ends_the_request(self) -> None:
+    def test_growth_of_an_open_file_is_not_sent_and_its_shrinking_raises_oserror(self) -> None:
         path = self.folder / "log"
         path.write_bytes(b"x" * 100)
         form = SubmissionForm({}, {"a": path})

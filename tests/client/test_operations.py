@@ -53,7 +53,9 @@ class EvaluateTests(ClientTestCase):
         listed = self.line.wait(gathered(self.line.client.evaluations()))
         self.assertEqual([one["evaluation_id"] for one in listed], [identifier])
 
-    def test_stored_key_finds_the_evaluation_of_the_last_attempt(self) -> None:
+    def test_same_idempotency_key_returns_the_same_evaluation_and_refuses_other_fields(
+        self,
+    ) -> None:
         first = self.line.begin(key="mine")
         self.assertEqual(self.line.begin(key="mine"), first)
         self.assertNotEqual(self.line.begin(), first)
@@ -70,7 +72,7 @@ class EvaluateTests(ClientTestCase):
 class EventsTests(ClientTestCase):
     """`Client.events` and `Client.pages`."""
 
-    def test_request_waits_as_long_as_the_server_grants(self) -> None:
+    def test_long_poll_waits_for_the_time_that_the_server_grants(self) -> None:
         for wait, seconds, requests in ((20, 60.25, 4), (0, 10, 11)):
             self.line = self.make(settings={"polls": LongPollSettings(wait=wait)})
             identifier = self.line.begin()
@@ -402,7 +404,7 @@ class StepTests(SynchronousTestCase):
                 self.assertIn("the server asks to retry after 101 seconds", str(result))
         self.assertEqual(len([step for step in steps if isinstance(step, HttpRequest)]), 1)
 
-    def test_refused_connection_is_final_on_this_machine_but_not_for_events(self) -> None:
+    def test_refused_connection_on_this_machine_is_retried_only_for_events(self) -> None:
         refused = RequestFailure("refused", Repetition.IF_SERVER_MAY_START)
         for server, operation, attempts in (
             ("http://localhost", operations.status, 1),

@@ -203,7 +203,7 @@ class ResultSummaryTests(SynchronousTestCase):
         self.assertEqual(summary["goals_omitted"], 9 * MAX_GOALS + 1)
         self.assertIs(summary["goals"]["0"], False)
 
-    def test_goals_beyond_the_bytes_of_goal_names_are_counted_as_omitted(self) -> None:
+    def test_goals_beyond_the_byte_limit_for_goal_names_are_counted_as_omitted(self) -> None:
         longest = "x" * (MAX_GOAL_NAMES_BYTES - 2 - 3)
         for names, kept in (
             (["x" * (MAX_GOAL_NAMES_BYTES - 1)], []),
@@ -277,7 +277,7 @@ class PackingTests(SynchronousTestCase):
         self.assertEqual(again.build_json_object(), summary.build_json_object())
         self.assertEqual(again.pack(), summary.pack())
 
-    def test_what_is_no_summary_is_refused(self) -> None:
+    def test_invalid_packed_summary_is_refused(self) -> None:
         for packed in (b"", b"\x80", b"\xff" * 9):
             with self.assertRaises(msgspec.DecodeError):
                 ResultSummary.unpack(packed)

@@ -213,7 +213,7 @@ class SyncClientTests(SynchronousTestCase):
                 self.assertLess(time.monotonic() - begun, PATIENCE / 2)
             self.assertIn("within 0 seconds", outcome.message)
 
-    def test_form_that_the_server_takes_slowly_ends_at_the_deadline(self) -> None:
+    def test_sending_a_form_to_a_slow_server_ends_at_the_deadline(self) -> None:
         self.patch(http_module, "_SLOWEST", 1 << 40)
         was_taken = threading.Event()
         server = self.serve(lambda connection: read_slowly(connection, was_taken.set))
@@ -235,7 +235,7 @@ class SyncClientTests(SynchronousTestCase):
             )
             self.assertIn(words, outcome.message)
 
-    def test_too_large_body_is_not_read_further(self) -> None:
+    def test_response_body_over_the_limit_is_refused(self) -> None:
         self.patch(values_module, "MAX_RESPONSE_BODY", 1000)
         server = self.serve(say(answer(b" " * 2000)))
         self.assertIn("is larger than", self.fail_request(server.url))
@@ -387,7 +387,7 @@ class SyncClientTests(SynchronousTestCase):
         with self.assertRaises(FileNotFoundError):
             client.evaluate({"source": file.with_name("b")}, **FIELDS)
 
-    def test_response_before_the_end_of_a_form_is_read(self) -> None:
+    def test_client_reads_an_early_response_while_it_still_sends_the_form(self) -> None:
         file = Path(self.mktemp())
         with file.open("wb") as opened:
             opened.truncate(50 << 20)

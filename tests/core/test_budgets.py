@@ -182,7 +182,7 @@ class PlanTests(SynchronousTestCase):
         schedule.record_evaluation_end(0, are_all_slots_used=False)
         self.assertEqual(schedule.schedule_retry(300), 1)
 
-    def test_clients_beyond_two_minutes_are_spread_over_the_second_minute(
+    def test_retries_later_than_two_minutes_are_spread_over_the_second_minute(
         self,
     ) -> None:
         schedule = measured(1)

@@ -308,7 +308,7 @@ class JointListTests(SynchronousTestCase):
         found = [entry.created_time for entry in joint.entries]
         self.assertEqual(found, sorted(chain(*times)))
 
-    def test_joint_list_has_a_next_page_only_if_an_unfinished_daemon_answers(self) -> None:
+    def test_joint_list_ends_if_no_unfinished_daemon_answers(self) -> None:
         whole = make_list_page(None, [])
         first = merge_list_pages(MultiDaemonListCursor(), ["a", "b2"], {"a": whole})
         self.assertEqual(first, ListPage("a", []))

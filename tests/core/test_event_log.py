@@ -174,7 +174,7 @@ class LogTests(SynchronousTestCase):
         self.log.mark_end()
         self.assertRaises(AssertionError, self.log.append_batch, number(0), 0)
 
-    def test_segment_can_end_only_with_enough_bytes_and_once(self) -> None:
+    def test_segment_with_enough_bytes_can_be_ended_once(self) -> None:
         self.assertEqual(self.log.read_events(0, PLENTY, str), EMPTY_BATCH)
         self.log.append_batch(EMPTY_BATCH, 0)
         self.assertFalse(self.log.segments or self.log.can_end_segment)
@@ -257,7 +257,7 @@ class MemoryTests(SynchronousTestCase):
             EventLog(memory).append_batch(number(0), 0)
         self.assertEqual(memory.min_segment_bytes, core_events.MIN_SEGMENT_BYTES)
 
-    def test_loaded_segment_is_readable_and_evicts_the_one_loaded_before(self) -> None:
+    def test_loaded_segment_is_readable_and_evicts_the_segment_loaded_earlier(self) -> None:
         memory = EventMemory(150)
         log = EventLog(memory)
         log.restore_segment(7, 8, source_of(b""))
@@ -354,7 +354,7 @@ class PageTests(SynchronousTestCase):
         self.assertTrue(page.is_last_page)
         self.assertEqual(page, make_empty_last_page())
 
-    def test_reading_alone_discards_nothing_wherever_it_begins(self) -> None:
+    def test_reading_a_page_at_any_cursor_discards_no_events(self) -> None:
         log = log_of(b"1", b"2", b"3")
         for after in ("2", None, "3", "1"):
             self.assertEqual(read_page(log, after, PLENTY).begin_cursor, after)

@@ -198,7 +198,7 @@ class ReferenceTests(SynchronousTestCase):
 
 
 class LimitTests(SynchronousTestCase):
-    def test_body_of_the_limit_passes_and_one_byte_more_does_not(self) -> None:
+    def test_body_of_exactly_the_limit_passes_and_one_byte_more_does_not(self) -> None:
         self.assertEqual(len(parse(b"\n" + b"x" * LIMIT).content), LIMIT)
         with self.assertRaises(FileBlockError) as caught:
             parse(b"\n" + b"x" * (LIMIT + 1))

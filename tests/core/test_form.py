@@ -144,7 +144,7 @@ class ListTests(SynchronousTestCase):
 
 
 class SubmissionTests(SynchronousTestCase):
-    def test_submission_part_is_named_by_its_base_name_or_as_text_by_the_field(self) -> None:
+    def test_submitted_file_gets_its_base_name_or_else_the_field_name_with_txt(self) -> None:
         long = "a" * 251
         for name, filename, expected in (
             ("a", "x", "x"),
@@ -274,7 +274,7 @@ class FormTests(Tables):
 
 class SeedTests(SynchronousTestCase):
     @given(st.binary(min_size=4, max_size=4))
-    def test_drawn_seed_is_one_that_the_form_takes(self, drawn: bytes) -> None:
+    def test_generated_seed_is_accepted_by_the_form(self, drawn: bytes) -> None:
         seed = draw_seed(lambda size: drawn[:size])
         self.assertEqual(seed, int.from_bytes(drawn, "big") % (MAX_SEED + 1))
         self.assertEqual(parse({"seed": str(seed)}).seed, seed)
@@ -532,10 +532,10 @@ class LimitTests(Tables):
         self.assertEqual(repr(limits), "{'wall_clock': 20.5, 'cpu': 20}")
         self.assertEqual(request.drop_start_only_fields().limits, {})
 
-    def test_value_that_is_no_limit_is_refused(self) -> None:
+    def test_invalid_limit_value_is_refused(self) -> None:
         self.check_refused("limits[memory]", "much")
 
-    def test_limit_that_does_not_exist_is_refused_with_the_names(self) -> None:
+    def test_unknown_limit_is_refused_with_the_names_of_all_limits(self) -> None:
         for name in ("limits[memroy]", "limits[", "limits[data_value]"):
             error = self.assertRaises(InvalidField, find_field_size_limit, name)
             self.assertEqual(error.extra_members, {"field": name})
@@ -547,7 +547,7 @@ class LimitTests(Tables):
 
 
 class LabelTests(Tables):
-    def test_labels_are_parsed_and_kept_when_start_only_fields_are_dropped(self) -> None:
+    def test_labels_are_parsed_and_kept_after_the_evaluation_has_started(self) -> None:
         form = {
             "metadata[contest]": "finals",
             "metadata[a.b-c_1]": "x = 'é' 😀",
@@ -624,7 +624,7 @@ class ChosenLimitTests(SynchronousTestCase):
 
 
 class BaseNameTests(SynchronousTestCase):
-    def test_plain_name_stays_exactly_as_it_is_odd_characters_included(self) -> None:
+    def test_plain_file_name_stays_unchanged_even_with_odd_characters(self) -> None:
         for name in (
             "a.cpp", ".bashrc", "a b", "...", "-rf", "ö😀", "a\n", "~", "x" * MAX_FILENAME_BYTES,
         ):  # fmt: skip

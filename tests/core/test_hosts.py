@@ -75,7 +75,7 @@ class TargetTests(SynchronousTestCase):
             self.assertIsNone(parse_server_address(url))
             self.assertEqual(parse_local_path(url), path)
 
-    def test_host_that_git_curl_or_ssh_may_read_otherwise_is_refused(self) -> None:
+    def test_host_is_refused_if_git_curl_or_ssh_may_parse_it_differently(self) -> None:
         for url in (
             "http://2130706433/", "http://0x7f.1/", "http://127.1/", "http://0177.0.0.1/",
             "http://0x7f000001/", "http://0/", "http://0x/", "http://1.2.3.4.5/", "http://a.08/",
@@ -198,7 +198,7 @@ class RouteTests(SynchronousTestCase):
             }
             self.check("https://H/x", address, ResolvedGitRemote("https://H/x", environment))
 
-    def test_url_of_git_protocol_has_the_address_and_the_host_name_is_sent(self) -> None:
+    def test_git_protocol_url_has_the_resolved_address_and_git_sends_the_host_name(self) -> None:
         environment = {"GIT_OVERRIDE_VIRTUAL_HOST": "h:9418"}
         self.check(
             "git://h/x/y", "8.8.8.8", ResolvedGitRemote("git://8.8.8.8:9418/x/y", environment)
@@ -252,7 +252,7 @@ class NodeTests(SynchronousTestCase):
         self.assertEqual(PLAIN.find_client_address([with_port(address, port)]), address)
         self.assertEqual(PLAIN.find_client_address([address]), address)
 
-    def test_address_that_the_proxy_does_not_know_is_empty(self) -> None:
+    def test_client_address_is_empty_if_the_proxy_does_not_know_it(self) -> None:
         for value in ("unknown", "unix:", "192.0.2.1, unknown"):
             self.assertEqual(PLAIN.find_client_address([value]), "")
 
@@ -277,7 +277,7 @@ class NodeTests(SynchronousTestCase):
 
 
 class EmptyTests(SynchronousTestCase):
-    def test_proxy_is_the_client_without_a_forwarded_address(self) -> None:
+    def test_proxy_counts_as_the_client_if_no_address_was_forwarded(self) -> None:
         for values in ([], [""], [" , ,"]):
             self.assertIsNone(PLAIN.find_client_address(values))
         self.assertEqual(PLAIN.find_client_address([",192.0.2.1, ,", ""]), "192.0.2.1")
@@ -289,7 +289,7 @@ class EmptyTests(SynchronousTestCase):
 
 class TrustedProxyTests(SynchronousTestCase):
     @given(WORDS, OTHERS_MODE, st.lists(PROXIES, max_size=3), st.integers(0, 4))
-    def test_forwarded_address_before_that_of_the_client_is_ignored(
+    def test_addresses_forwarded_before_the_client_address_are_ignored(
         self, word: str, client: str, proxies: list[str], cut: int
     ) -> None:
         said = [with_port(each, None) for each in (client, *proxies)]

@@ -126,7 +126,7 @@ class TextTests(Tables):
             for before in (b"", b"\n", b"a\n", b"~DB\n1\n~DE\n", b"~DB\n1\n~DE\n\n"):
                 self.check_end(before + marker)
 
-    def test_finishing_again_adds_nothing(self) -> None:
+    def test_finishing_the_parser_again_adds_no_event(self) -> None:
         parser = SegiParser(MARKERS)
         parser.feed(b"a\nb")
         self.assertEqual(decode(parser.finish()), ["\n", "b"])
@@ -198,7 +198,7 @@ class DataBlockTests(Tables):
         for wrong in (b"{nonsense", b"1" * 1000, b"x" * 100):
             self.check(b"~DB\n1\n" + wrong + b"\nNaN\n" + b"1" * 1000 + b"\n2\n~DE\nb\n")
 
-    def test_block_that_stdout_ends_in_is_an_error_after_its_values(self) -> None:
+    def test_data_block_without_its_end_line_is_an_error_after_its_values(self) -> None:
         begin = b"a\n~DB\n1\n"
         self.check_end(begin, begin + b"2", begin + b"2x", begin + b"1" * 100, begin + b"~FE")
         for marker in (b"~DE", b"~DB", b"~FB"):  # an end marker needs its terminator
@@ -241,7 +241,7 @@ class FileBlockTests(Tables):
         ):
             self.check(b"a\n" + block + b"b\n")
 
-    def test_body_may_have_any_byte_terminators_and_other_markers_among_them(self) -> None:
+    def test_file_body_may_contain_any_byte_even_terminators_and_other_markers(self) -> None:
         content = bytes(range(256)) + b"\n\n~FB\n~DB\n~DE\n~FEx\n ~FE"
         [event] = classify(parse(file_block(content), [Chunk(7)], max_file=1000))
         self.assertEqual(event, PrintedFile("file", "application/octet-stream", content))
@@ -252,7 +252,7 @@ class FileBlockTests(Tables):
             events = parse(stdout, [Chunk(size)])
             self.assertEqual(classify(events), ["a", ErrorEvent(), "b", b"1"])
 
-    def test_file_block_that_stdout_ends_in_is_an_error(self) -> None:
+    def test_file_block_without_its_end_line_is_an_error(self) -> None:
         path = file_block(b"a", "X-SEGI-As: path", end=b"\n~FE")
         self.check_end(b"a\n~FB\n\nbody\n~FEx\n", b"~FB\n\nbody", path)
 

@@ -143,7 +143,7 @@ class NewTokenTests(SynchronousTestCase):
                 kept = frozenset(value) if isinstance(value, tuple) else value
                 self.assertEqual(getattr(found, name), kept)
 
-    def test_supervisor_is_permitted_each_caller_with_a_token_in_its_groups(self) -> None:
+    def test_supervisor_has_access_to_callers_with_tokens_in_its_groups(self) -> None:
         def add(caller: str, **given: Any) -> str:
             return generate_token(caller, os.urandom, **given)[1]
 
