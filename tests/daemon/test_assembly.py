@@ -237,7 +237,7 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual({reactor for _, reactor, *_ in made}, {self.reactor})
             self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), len(made))
 
-    def test_probe_tries_the_sandbox_of_this_machine_and_no_job_of_a_cluster(self) -> None:
+    def test_sandbox_probe_uses_this_machine_even_if_evaluations_run_on_a_cluster(self) -> None:
         made = self.note_calls("SandboxProbe")
         shared = str(self.directories.state_directory)
         daemon = self.make(runner=RunnerSettings(kind="slurm", shared=shared))
@@ -245,7 +245,7 @@ class ServiceTests(SynchronousTestCase):
         (probed, *_) = made[0][1].args
         self.assertNotIsInstance(probed, SlurmSandbox)
 
-    def test_drain_has_its_time_and_a_signal_ends_it_at_once(self) -> None:
+    def test_drain_gets_its_configured_time_and_a_signal_ends_the_drain_at_once(self) -> None:
         calls = self.note_calls_from_thread()
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, lambda *_: None)
@@ -475,7 +475,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(module, "find_notifier", lambda _: notifier)
         return notifier
 
-    def test_systemd_gets_ready_with_queue_lengths_and_the_stop_timeout(self) -> None:
+    def test_daemon_reports_readiness_queue_lengths_and_stop_timeout_to_systemd(self) -> None:
         notifier = self.find_notifier()
         daemon = self.start(evaluations=EvaluationSettings(running=3))
         for number in range(11):

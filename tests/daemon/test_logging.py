@@ -162,7 +162,7 @@ class WriterTests(SynchronousTestCase):
             return stream.getvalue().splitlines()
         return Path(stream.name).read_text().splitlines()
 
-    def test_events_of_the_level_and_above_are_lines_of_text_or_json(self) -> None:
+    def test_events_at_or_above_the_level_are_logged_as_text_or_json(self) -> None:
         for level, count in (("debug", 5), ("info", 4), ("warn", 3), ("error", 2)):
             lines = self.written(LogSettings(level=level), {})  # type: ignore[arg-type]
             self.assertEqual(len(lines), count)

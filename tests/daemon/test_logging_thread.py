@@ -88,7 +88,7 @@ class LineWriterTests(SynchronousTestCase):
         self.writer.write_line("short")
         self.assertEqual(self.written(), ["first", *[LONG] * 7, "short"])
 
-    def test_lines_that_the_file_refuses_are_lost_and_the_next_are_tried(self) -> None:
+    def test_line_is_lost_and_counted_if_writing_fails_and_the_next_line_is_tried(self) -> None:
         self.file.error = OSError(errno.ENOSPC, "No space left on device")
         self.get_stuck()
         self.writer.write_line("second")

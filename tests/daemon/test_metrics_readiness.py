@@ -177,7 +177,7 @@ class ReadinessTests(SynchronousTestCase):
         for obstacle, word in zip(found, words, strict=True):
             self.assertIn(word, obstacle)
 
-    def test_fault_of_each_disk_has_its_name_without_its_path(self) -> None:
+    def test_disk_fault_has_the_name_of_the_disk_without_its_path(self) -> None:
         self.faults = {"/s": "is full", "/c": "cannot be used: why"}
         self.check(
             "the file system of the state is full",

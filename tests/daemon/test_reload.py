@@ -76,7 +76,7 @@ class ReloaderTests(SynchronousTestCase):
         self.assertEqual(said, [*reloaded, "listen: has changed"])
         self.assertEqual(self.levels, [LogLevel.info, LogLevel.info, LogLevel.warn])
 
-    def test_one_error_changes_nothing_and_each_error_is_reported(self) -> None:
+    def test_reload_with_an_error_changes_nothing_and_reports_each_error(self) -> None:
         good = FakeSource("good", "new", notes=["a note"])
         others = [FakeSource(name, "new", f"{name}: line 1") for name in ("bad", "worse")]
         outcome, said = self.reload(good, *others)
@@ -91,7 +91,7 @@ class ReloaderTests(SynchronousTestCase):
         )
         self.assertEqual(self.levels, [LogLevel.error] * 2)
 
-    def test_systemd_gets_begin_and_end_of_a_reload_that_breaks_off(self) -> None:
+    def test_failed_reload_is_reported_to_systemd_at_begin_and_end(self) -> None:
         notifier = FakeNotifier("/notify")
         self.patch(FakeSource, "_read", lambda source: 1 / 0)
         reloader = ReloadService([FakeSource("one")], "", notifier, MemoryReactor())
@@ -238,7 +238,7 @@ def changed(path: str) -> Configuration:
 
 
 class LiveReloadTests(SynchronousTestCase):
-    def test_each_change_is_found_by_its_path(self) -> None:
+    def test_each_changed_setting_is_found_and_documented_if_it_takes_effect_at_once(self) -> None:
         taken = set()
         for path in SETTINGS:
             wanted = changed(path)

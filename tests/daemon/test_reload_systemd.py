@@ -44,7 +44,7 @@ class NotifierTests(SynchronousTestCase):
         notifier.notify_ready()
         self.assertEqual(self.take(), ["A=1\nB=tüchtig", "READY=1"])
 
-    def test_address_may_be_abstract(self) -> None:
+    def test_notify_socket_may_be_abstract(self) -> None:
         name = f"tawebeval-test-{os.getpid()}"
         self.socket.bind(f"\0{name}")
         SystemdNotifier(f"@{name}").notify_ready()

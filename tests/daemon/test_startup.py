@@ -131,7 +131,7 @@ class StartupTests(SynchronousTestCase):
             self.assertEqual(self.done, STARTED[: STARTED.index(name) + 1])
             part.side_effect = None
 
-    def test_start_removes_programs_and_cgroups_of_no_live_evaluation(self) -> None:
+    def test_start_removes_programs_and_cgroups_that_belong_to_no_live_evaluation(self) -> None:
         run = RunRow(7, 7, "/checkout", None, sandbox_description={"group": "evaluation-a"})
         self.left = InheritedResources([EvaluationDetails("a", b"", 0, 1, run=run)])
         kept = EVALUATIONS / derive_directory_name("a") / "output"
@@ -146,13 +146,13 @@ class StartupTests(SynchronousTestCase):
         self.assertEqual(set(groups), {"evaluation-a"})
         self.parts.kill.assert_called_once_with(REPOSITORIES)  # the starter has the evaluators
 
-    def test_trash_that_is_not_removed_is_logged(self) -> None:
+    def test_failed_removal_of_trash_is_logged(self) -> None:
         self.parts.empty_trash.side_effect = OSError(5, "Input/output error", "/state/trash/x")
         with capturedLogs() as events:
             self.startup.startService()
         self.assertIn("/state/trash/x: Input/output error", formatEvent(events[0]))
 
-    def test_missing_thread_for_the_trash_stops_the_start(self) -> None:
+    def test_start_fails_if_the_trash_thread_cannot_start(self) -> None:
         self.patch(module, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
         self.assertEqual(self.refused(), f"tawebeval: threads; {PROCESS_LIMIT_REMEDY}")
 
@@ -204,7 +204,7 @@ class EnvironmentTests(PrivateTestCase):
     def check(self, root: str) -> None:
         check_sandbox_paths(self.configure(root=root), self.file, self.environment)
 
-    def test_root_with_private_directories_or_secrets_is_refused(self) -> None:
+    def test_root_directory_with_private_directories_or_secrets_is_refused(self) -> None:
         for path, what in (
             ("/", "a credential"),
             (f"{self.root}/lib", "the state directory"),
@@ -215,13 +215,13 @@ class EnvironmentTests(PrivateTestCase):
         ):
             self.refuse(path, f"{path} would show evaluators {what if path != '/' else ''}")
 
-    def test_root_needs_programs(self) -> None:
+    def test_root_directory_without_bin_sh_is_refused(self) -> None:
         check_sandbox_paths(self.configure(), self.file, self.environment)
         self.check(str(make_root(self.root / "lib/state/environments/sha256-0")))
         self.check(str(make_root(self.root / "srv/root")))
         self.refuse(f"{self.root}/free", f"{self.root}/free has no program /bin/sh; use")
 
-    def test_symbolic_link_in_a_root_above_a_readable_path_is_refused(self) -> None:
+    def test_readable_path_below_a_symbolic_link_of_a_root_directory_is_refused(self) -> None:
         root = make_root(self.root / "srv/root")
         (root / "data").symlink_to("/opt")
         configuration = self.configure("/data/cases", root=str(root))
@@ -259,7 +259,7 @@ class ReadableTests(PrivateTestCase):
             for path in paths.split():
                 self.refuse(path, what)
 
-    def test_link_that_lies_in_or_leads_to_a_private_path_is_refused(self) -> None:
+    def test_link_in_or_to_a_private_path_is_refused(self) -> None:
         (self.root / "free/link").symlink_to(self.root / "lib/state")
         (self.root / "free/kernel").symlink_to("/proc/1")
         (self.root / "lib/cache/out").symlink_to(self.root / "free")

@@ -137,7 +137,7 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertTrue((precious / "thing").exists())
         self.assertEqual(stat.S_IMODE((precious / "thing").stat().st_mode), 0o500)
 
-    def test_second_daemon_does_not_start_and_then_holds_no_lock(self) -> None:
+    def test_second_daemon_fails_to_start_and_releases_its_locks(self) -> None:
         first = self.open()
         (first.uploads / "form").touch()
         error = self.assertRaises(ConfigurationError, self.open)

@@ -44,7 +44,7 @@ class DiskSyncTests(SynchronousTestCase):
         self.tick(SYNC_PERIOD_SECONDS)
         self.assertEqual((len(self.synced), self.threads.waiting), (2, []))
 
-    def test_disk_that_fails_is_logged_and_tried_again_after_the_next_commit(self) -> None:
+    def test_failed_disk_sync_is_logged_and_repeated_after_the_next_commit(self) -> None:
         def fail(path: Path) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
@@ -61,7 +61,7 @@ class DiskSyncTests(SynchronousTestCase):
 
 
 class SyncTests(SynchronousTestCase):
-    def test_file_system_is_written_and_a_missing_one_is_an_error(self) -> None:
+    def test_sync_of_a_directory_succeeds_and_of_a_missing_one_raises(self) -> None:
         place = Path(self.mktemp())
         place.mkdir()
         sync_file_system(place)

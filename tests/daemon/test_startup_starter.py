@@ -93,7 +93,7 @@ class SettingTests(SynchronousTestCase):
 
 
 class DoctorTests(DoctorTestCase):
-    def test_starter_with_too_few_descriptors_is_weaker(self) -> None:
+    def test_doctor_reports_a_starter_with_too_few_descriptors_as_weaker(self) -> None:
         starter = StarterProcess()
         self.addCleanup(starter.stop)
         self.environment[STARTER_SOCKET_VARIABLE] = str(starter.path)
@@ -108,6 +108,6 @@ class DoctorTests(DoctorTestCase):
         words = "descriptors: 300 allowed", remedy
         self.check("starter", WEAKER, *words, settings=settings)
 
-    def test_starter_that_does_not_answer_is_broken(self) -> None:
+    def test_doctor_reports_an_unreachable_starter_as_broken(self) -> None:
         self.environment[STARTER_SOCKET_VARIABLE] = "/nowhere/socket"
         self.check("starter", BROKEN, "the starter does not answer", "tawebeval-starter.service")

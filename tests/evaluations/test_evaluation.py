@@ -230,7 +230,7 @@ class EvaluationLifeTests(EvaluationTestCase):
         self.assertEqual(len(set(markers.values())), 4)
         self.finish_well()
 
-    def test_file_whose_path_is_printed_is_read_within_the_workspace(self) -> None:
+    def test_file_at_a_printed_path_is_read_only_from_the_workspace(self) -> None:
         self.begin()
         block = self.write_file()
         self.world.child.print(block)
@@ -460,7 +460,7 @@ class FailureTests(EvaluationTestCase):
         self.finish_well()
         self.assertIsNone(tally.latest_machine_fault)
 
-    def test_process_that_cannot_be_started_is_lost_and_logged(self) -> None:
+    def test_evaluation_is_lost_and_logged_if_its_process_cannot_start(self) -> None:
         self.world.sandbox.unable = OSError(11, "no more processes", "/bin/x")
         with capturedLogs() as events:
             self.begin()
@@ -472,7 +472,7 @@ class FailureTests(EvaluationTestCase):
         self.assertNotIn(EvaluationState.RUNNING.value, self.evaluation.details.state_times)
         self.assertEqual((self.released, self.world.sandbox.last.closed), (1, 1))
 
-    def test_defect_during_the_start_is_lost_and_logged(self) -> None:
+    def test_evaluation_is_lost_and_logged_after_a_defect_during_its_start(self) -> None:
         self.world.repositories.gate.error = ZeroDivisionError("oh")
         self.begin()
         self.assert_over(EvaluationState.FAILED, "lost")
@@ -539,7 +539,7 @@ class CleanUpTests(SlowTestCase):
         self.assert_over(EvaluationState.FINISHED, None)
         self.successResultOf(over)
 
-    def test_removal_of_directories_or_cgroups_that_fails_is_tried_again(self) -> None:
+    def test_failed_removal_of_directories_or_cgroups_is_repeated(self) -> None:
         for owner, name, are_directories_left in (
             (Workspace, "remove_all_but_output", True),
             (FakeSandboxedRun, "close", False),

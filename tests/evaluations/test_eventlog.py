@@ -320,7 +320,7 @@ class ChangedStdoutTests(SynchronousTestCase):
                     count = ring.end_cursor
             self.assertEqual(bool(count), bool(place))
 
-    def test_events_parsed_again_have_no_stdout_beyond_the_limit(self) -> None:
+    def test_stdout_beyond_the_limit_gives_no_events_when_parsed_again(self) -> None:
         self.print(b"within, beyond\n", 506)
         self.recorded.finish()
         printed = b'{"type":"text","payload":"within"}\n'
@@ -334,7 +334,7 @@ class ChangedStdoutTests(SynchronousTestCase):
         self.assertGreaterEqual(recorded.event_log.end_cursor, self.recorded.event_log.end_cursor)
         self.assertLess(recorded.stdout_bytes, 70_000)
 
-    def test_file_that_was_awaited_is_awaited_again_after_a_restart(self) -> None:
+    def test_restored_parser_still_waits_for_a_file_that_was_not_read(self) -> None:
         self.print(FILE, 600)
         recorded = self.restore()
         recorded.feed(self.files.read_stdout(recorded.stdout_bytes, 600))
@@ -351,7 +351,7 @@ class ChangedStdoutTests(SynchronousTestCase):
         shutil.rmtree(self.directory / "files")
         self.assertRaises(StdoutChanged, self.restore)
 
-    def test_segment_of_few_events_has_little_of_stdout(self) -> None:
+    def test_segment_of_few_events_covers_less_than_200_kb_of_stdout(self) -> None:
         self.patch(eventlog, "_MAX_STDOUT", 65536)
         self.print(b"~DB\n" + b"[\n" * 500_000 + b"1\n~DE\nend\n")
         for begin in range(500, 1_000_600, 65536):
@@ -637,7 +637,7 @@ class LoadTests(ReadingTestCase):
         self.threads.step()
         self.assertEqual({self.successResultOf(one).lines for one in found}, {self.log.lines[0]})
 
-    def test_loads_of_one_caller_leave_loads_to_other_callers(self) -> None:
+    def test_one_caller_does_not_use_all_loads_of_evicted_events(self) -> None:
         many = [self.read(cursor) for cursor in range(0, 16, 2)]
         self.assertEqual(len(self.threads.waiting), MAX_LOADS_PER_CALLER)
         others = [self.read(0, self.make(name)) for name in ("bob", "carol", "dave")]
@@ -650,7 +650,7 @@ class LoadTests(ReadingTestCase):
 
 
 class DamageTests(ReadingTestCase):
-    def test_reader_is_told_once_that_events_are_lost(self) -> None:
+    def test_read_of_damaged_events_returns_one_lost_event(self) -> None:
         self.damage()
         for _ in range(2):
             found = self.read(0)
@@ -663,7 +663,7 @@ class DamageTests(ReadingTestCase):
         self.threads.step()
         self.assertEqual(self.successResultOf(found).lines, self.log.lines[8])
 
-    def test_page_of_lost_events_is_the_last(self) -> None:
+    def test_page_with_the_lost_event_is_the_last_page(self) -> None:
         self.assertFalse(self.events.has_readable_end)
         self.damage()
         found = self.read(0)

@@ -47,7 +47,7 @@ class ExitTests(SynchronousTestCase):
             self.assertTrue(said.endswith(hint), (said, hint))
             self.assertEqual(";" in said, hint is not MESSAGE and end is not segfault)
 
-    def test_evaluator_without_any_output_is_said_to_have_printed_nothing(self) -> None:
+    def test_exit_message_says_that_the_evaluator_printed_nothing(self) -> None:
         said = explain_exit(FAILED, "", LimitSettings(), has_network=True, has_output=False)
         self.assertEqual(said, f"{MESSAGE}; it printed nothing")
 
@@ -68,7 +68,7 @@ class ExitTests(SynchronousTestCase):
             )
             self.assertEqual(explain(stderr=stderr, network=True), MESSAGE)
 
-    def test_missing_execute_bit_names_the_commands_that_set_it(self) -> None:
+    def test_message_about_a_missing_execute_bit_names_the_commands_that_set_it(self) -> None:
         said = explain(EvaluatorExit(126), "/bin/sh: 1: ./run: Permission denied")
         self.assertIn("chmod +x ./run`", said)
         self.assertIn("git update-index --chmod=+x ./run`", said)
@@ -77,7 +77,7 @@ class ExitTests(SynchronousTestCase):
         self.assertNotIn("chmod", explain(EvaluatorExit(126), "Exec format error"))
         self.assertNotIn("chmod", explain(FAILED, "Permission denied"))
 
-    def test_unknown_command_is_named_as_the_reason(self) -> None:
+    def test_exit_message_names_the_command_that_was_not_found(self) -> None:
         for stderr, words in (
             ("", "a command was not found: check its path"),
             ("sh: 1: g++-20: not found", "the command g++-20 was not found: check its path"),

@@ -51,7 +51,7 @@ class EvaluationLogTests(EvaluationTestCase):
             lines.append(line.removeprefix(f"{name}: "))
         return lines
 
-    def test_each_state_is_logged_in_one_line_with_the_time_since_the_last(self) -> None:
+    def test_each_state_is_logged_in_one_line_with_the_time_since_the_last_state(self) -> None:
         self.slot.shut = self.world.repositories.gate.shut = True
         self.begin()
         self.world.clock.advance(1)
@@ -90,7 +90,7 @@ class EvaluationLogTests(EvaluationTestCase):
         words = '"goal_result" does not count as a result: "result" is "{yes}"; write true or false'
         self.assertTrue(self.story()[-1].endswith(words), self.story()[-1])
 
-    def test_line_of_the_end_omits_usage_that_was_not_measured(self) -> None:
+    def test_log_line_of_the_end_omits_unmeasured_usage(self) -> None:
         self.begin()
         self.world.child.exit()
         self.world.child.resource_usage = None

@@ -134,7 +134,7 @@ class WaitingTests(RestoringTestCase):
         self.assertEqual(self.states(first, second), ["queued", "running"])
         self.assertEqual([entry["evaluation_id"] for entry in self.list_all()], [first, second])
 
-    def test_evaluation_that_was_stopped_as_it_started_does_not_start(self) -> None:
+    def test_evaluation_stopped_during_its_start_does_not_run_after_a_restart(self) -> None:
         identifier = self.accept()
         self.world.repositories.asked.clear()
         self.restart(lambda row: attrs.evolve(row, run=None, failure=CANCELLED))
@@ -143,7 +143,7 @@ class WaitingTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["cancelled"])
         self.assertEqual(self.world.spawn.children, [])
 
-    def test_submission_that_a_power_cut_has_damaged_is_not_evaluated(self) -> None:
+    def test_submission_damaged_by_a_power_cut_is_not_evaluated(self) -> None:
         self.accept()  # takes the only place
         upload = Path(self.mktemp()).absolute()
         self.uploads = upload.parent
@@ -157,7 +157,7 @@ class WaitingTests(RestoringTestCase):
             self.assertEqual(self.states(identifier), ["queued" if size == 7 else "failed"])
         self.assertEqual(self.consume(identifier), ["lost"])
 
-    def test_row_that_cannot_be_restored_leaves_the_others(self) -> None:
+    def test_evaluation_is_restored_although_another_row_cannot_be_restored(self) -> None:
         broken, other = self.accept(), self.accept()
 
         def fail(identifier: str) -> Any:
@@ -170,7 +170,7 @@ class WaitingTests(RestoringTestCase):
         self.assertRaises(EvaluationExpired, self.registry.get_status, broken)
         self.assertIn(broken, self.world.store.rows)
 
-    def test_commit_that_was_being_fetched_is_fetched_again(self) -> None:
+    def test_restart_repeats_an_interrupted_fetch(self) -> None:
         self.world.repositories.remote = self.world.repositories.gate.shut = True
         identifier = self.accept()
         self.assertEqual(self.states(identifier), ["fetching"])
@@ -225,7 +225,7 @@ class RunningTests(RestoringTestCase):
         ended = self.registry.records[identifier].details.state_times["ended"]
         self.assertEqual(ended, EPOCH + 5)
 
-    def test_first_event_is_delivered_once_the_row_of_the_run_is_committed(self) -> None:
+    def test_first_event_is_delivered_only_after_the_row_of_the_run_is_committed(self) -> None:
         for error in (None, StoreError()):
             self.setUp()
             stored: Deferred[None] = Deferred()
@@ -240,7 +240,7 @@ class RunningTests(RestoringTestCase):
             self.finish(child)
             self.assertEqual(self.page(identifier)["data"], ["one", "\n"])
 
-    def test_time_without_a_daemon_counts_unless_the_daemon_handed_the_run_over(self) -> None:
+    def test_time_limit_includes_time_without_a_daemon_except_after_a_hand_over(self) -> None:
         for leaves, left in ((False, 3), (True, 7)):
             self.setUp()
             self.start()
@@ -255,7 +255,7 @@ class RunningTests(RestoringTestCase):
             self.assertEqual(self.world.child.signals, [SIGTERM])
             self.world.child.end(signal=SIGTERM)
 
-    def test_run_that_was_being_stopped_is_stopped_for_the_same_reason(self) -> None:
+    def test_restart_continues_to_stop_a_run_for_the_same_reason(self) -> None:
         identifier, _ = self.start(b"one\n")
         Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
         self.restart()
@@ -304,7 +304,7 @@ class RunningTests(RestoringTestCase):
         self.finish(self.world.child, signal=SIGKILL)
         self.assertEqual(self.consume(identifier), ["one", "\n", "two", "\n", "shutdown"])
 
-    def test_begin_cursor_is_saved_once_the_files_of_acknowledged_events_are_freed(self) -> None:
+    def test_begin_cursor_is_saved_after_files_of_acknowledged_events_are_freed(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         self.page(identifier, "2")
         record = self.registry.records[identifier]
@@ -316,7 +316,7 @@ class RunningTests(RestoringTestCase):
         self.assert_refused(DiscardedCursor, identifier, None, "1")
         self.assertEqual(self.page(identifier, "2")["data"], ["two"])
 
-    def test_each_row_saved_by_a_restart_has_the_run(self) -> None:
+    def test_restart_saves_no_row_without_the_data_of_the_run(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         self.page(identifier, "2")
         saved: list[EvaluationDetails] = []
@@ -333,7 +333,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(files.freed, (0, 0))
         self.assertNotIn(None, [row.run for row in saved])
 
-    def test_run_whose_stdout_was_changed_ends_as_lost(self) -> None:
+    def test_run_ends_as_lost_if_its_stdout_was_changed(self) -> None:
         identifier, _ = self.start(b"one\ntwo\n")
         del self.files(identifier).stdout[2:]
         self.restart()
@@ -392,7 +392,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.states(identifier), ["failed"])
         self.assertEqual(self.consume(identifier), ["one", "\n", "memory"])
 
-    def test_reader_of_events_that_a_power_cut_took_gets_the_loss_and_the_end(self) -> None:
+    def test_reader_gets_a_lost_event_and_the_end_if_a_power_cut_deleted_events(self) -> None:
         identifier, _ = self.start(b"one\ntwo\nthree\n")
         after = self.page(identifier)["end"]
         del self.files(identifier).marks[1:]
@@ -421,7 +421,7 @@ class RunningTests(RestoringTestCase):
             self.assertEqual((page["data"], page["end"]), (events, "end"))
         self.assertTrue(self.subscribe(identifier, "3").has_ended)
 
-    def test_text_after_a_file_that_cannot_be_read_after_a_restart_is_kept(self) -> None:
+    def test_text_after_a_printed_file_is_kept_if_a_restart_cannot_read_the_file(self) -> None:
         identifier, child = self.start(b"one\n")
         names = "EVALUATION_FILE_BEGIN", "EVALUATION_FILE_END"
         begin, end = (child.environment[name].encode() for name in names)
@@ -466,7 +466,7 @@ class RunningTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["lost"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_evaluator_on_a_cluster_ends_as_lost(self) -> None:
+    def test_restart_ends_an_evaluation_on_a_cluster_as_lost(self) -> None:
         self.patch(FakeSandboxedRun, "make_resume_data", lambda _: {"group": None, "kind": "slurm"})
         identifier, _ = self.start(b"one\n")
         self.restart()
@@ -532,7 +532,7 @@ class EndedTests(RestoringTestCase):
         self.assertTrue(self.row(identifier).is_cleaned_up)
         self.assertEqual(len(self.callbacks.sent), 1)
 
-    def test_evaluation_without_its_events_has_one_lost_event(self) -> None:
+    def test_restart_without_stored_events_gives_one_lost_event(self) -> None:
         identifier = self.evaluate(b"one\ntwo\n", 3)
         files = self.files(identifier)
         files.stdout.clear()
@@ -541,7 +541,7 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["lost"])
         self.assertEqual(self.world.store.rows, {})
 
-    def test_evaluation_without_its_marks_ends_with_a_lost_event(self) -> None:
+    def test_restart_without_marks_of_stdout_ends_the_events_with_a_lost_event(self) -> None:
         for status, last in ((0, 4), (3, 5)):
             identifier, child = self.start(b"one\n")
             child.print(b"two\n")
@@ -617,7 +617,7 @@ class EndedTests(RestoringTestCase):
             identifier, cursor, includes_times=True
         ).events.lines
 
-    def test_clean_up_after_a_restart_has_the_upload_directory(self) -> None:
+    def test_restart_keeps_the_path_of_an_upload_until_its_clean_up(self) -> None:
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
         threads.tidied.shut = True
@@ -678,14 +678,14 @@ class CallbackTests(RestoringTestCase):
         self.restart()
         self.assertEqual(self.callbacks.sent, [sent])
 
-    def test_row_of_a_removed_evaluation_is_deleted_if_the_removal_was_cut_short(self) -> None:
+    def test_restart_deletes_the_row_that_an_interrupted_removal_left(self) -> None:
         identifier = self.accept()
         self.finish(self.world.child)
         self.restart(lambda row: attrs.evolve(row, is_forgotten=True, is_directory_removed=True))
         self.assertEqual((self.world.store.rows, self.list_all()), ({}, []))
         self.assert_refused(EvaluationExpired, identifier)
 
-    def test_callback_that_is_delivered_during_the_removal_is_not_sent_again(self) -> None:
+    def test_callback_delivered_during_the_removal_is_not_sent_again(self) -> None:
         removal = Gate()
         removal.shut = True
 

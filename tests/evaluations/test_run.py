@@ -39,7 +39,7 @@ RESOURCES = {"memory", "processes", "disk", "file_size", "output", "stderr"}
 
 
 class EndTests(RunTestCase):
-    def test_status_0_is_no_failure(self) -> None:
+    def test_exit_status_0_is_no_failure(self) -> None:
         self.child.print(b"hello\nworld")
         self.end()
         self.assertIsNone(self.run_.failure)
@@ -48,7 +48,7 @@ class EndTests(RunTestCase):
         assert waited is not None
         self.assertEqual(self.run_.usage, ResourceUsage(waited.ru_utime + waited.ru_stime, None))
 
-    def test_other_status_is_the_failure_exit(self) -> None:
+    def test_nonzero_exit_status_fails_the_run_with_the_reason_exit(self) -> None:
         self.child.complain(b"no such file\n")
         self.end(3)
         failure = self.failure
@@ -71,7 +71,7 @@ class EndTests(RunTestCase):
         self.end()
         self.assertIsNone(self.run_.failure)
 
-    def test_exit_that_cannot_be_read_is_lost(self) -> None:
+    def test_run_is_lost_if_its_exit_status_cannot_be_read(self) -> None:
         self.sandboxed.unstarted = OSError(errno.EMFILE, "Too many open files")
         self.child.end()
         self.turn()
@@ -234,7 +234,7 @@ class LimitTests(RunTestCase):
             elif end is cut:
                 self.assertEqual(self.failure.extra_members["signal"], signal.SIGXCPU)
 
-    def test_run_with_lost_output_fails_for_the_disk_limit_if_over_that_limit(self) -> None:
+    def test_exceeded_disk_limit_is_the_reason_even_if_output_was_lost(self) -> None:
         over = make_limit_failure("disk", "free_disk", "the disk is full", 7)
         for found, reason in ((over, "disk"), (None, "lost")):
             self.setUp()
@@ -286,7 +286,7 @@ class OutputTests(RunTestCase):
         self.assertEqual(failure.extra_members, {"limit": "limits.output", "value": 1024})
         self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
 
-    def test_file_over_the_rest_of_the_output_limit_stops_the_run(self) -> None:
+    def test_file_larger_than_the_remaining_output_limit_stops_the_run(self) -> None:
         self.child.print(b"x" * 900 + b"\n" + make_file_block(b"a") + b"after")
         self.turn()
         self.wanted[0][1].callback(b"x" * 200)
@@ -297,7 +297,7 @@ class OutputTests(RunTestCase):
         self.assertEqual(self.events(), ["x" * 900, ErrorEvent(), "after"])
         self.assertIn("'a' exceeds the rest of limits.output", self.files.named[0])
 
-    def test_resumed_run_whose_stdout_is_over_the_limit_is_killed(self) -> None:
+    def test_resumed_run_is_killed_if_its_stdout_is_over_the_limit(self) -> None:
         for size, signals in ((1024, []), (1025, [signal.SIGKILL])):
             self.setUp()
             self.stdout.feed(b"x" * size)
@@ -380,7 +380,7 @@ class FileTests(RunTestCase):
         self.assertFalse(self.child.paused)
         self.assertEqual(self.files.named, {0: b"content"})
 
-    def test_file_that_an_earlier_process_has_not_read_is_read(self) -> None:
+    def test_resumed_run_reads_a_printed_file_that_was_not_read_before(self) -> None:
         self.child.print(make_file_block(b"a") + b"after\n")
         run = self.make_run(deadline=100)
         child = self.child

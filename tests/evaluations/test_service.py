@@ -21,7 +21,7 @@ from tests.fakes.world import UntidyThreads, make_request
 
 
 class AcceptTests(RegistryTestCase):
-    def test_seed_is_that_of_the_request_or_generated_and_in_the_status(self) -> None:
+    def test_seed_is_taken_from_the_request_or_generated_and_shown_in_the_status(self) -> None:
         given = self.registry.get_status(self.accept(seed=0))["seed"]
         self.assertEqual(given, 0)
         self.assertEqual(self.world.child.environment["TURINGARENA_SEED"], "0")
@@ -33,7 +33,7 @@ class AcceptTests(RegistryTestCase):
 
 
 class WaitTests(RegistryTestCase):
-    def test_reader_whose_cursor_is_discarded_meanwhile_is_refused(self) -> None:
+    def test_waiting_reader_is_refused_if_its_cursor_is_discarded(self) -> None:
         identifier, child = self.start()
         asked = self.ask(identifier, "0", 20)
         self.assertNoResult(asked)
@@ -47,7 +47,7 @@ class WaitTests(RegistryTestCase):
         self.assertEqual(self.successResultOf(second).events.count, 0)
         self.failureResultOf(third, DiscardedCursor)
 
-    def test_reader_of_an_evaluation_that_is_forgotten_meanwhile_is_refused(self) -> None:
+    def test_waiting_reader_is_refused_if_the_evaluation_is_forgotten(self) -> None:
         identifier, child = self.start()
         first, second = (self.ask(identifier, "0", 20) for _ in range(2))
         first.addCallback(
@@ -111,7 +111,7 @@ class KeptTests(RegistryTestCase):
             identifiers.append(identifier)
         return identifiers
 
-    def test_evaluation_that_a_stream_has_sent_is_expired_before_a_form_is_refused(self) -> None:
+    def test_evaluation_sent_by_a_stream_is_expired_before_a_form_is_refused(self) -> None:
         first, second = self.fill()
         self.send_all(second)
         self.send_all(first)
@@ -132,7 +132,7 @@ class KeptTests(RegistryTestCase):
         self.assertEqual(self.registry.records.ended_evaluations_budget.used, 0)
         self.flushLoggedErrors(OSError)
 
-    def test_evaluation_sent_before_its_clean_up_is_expired_first(self) -> None:
+    def test_evaluation_sent_during_its_clean_up_is_expired_to_make_room(self) -> None:
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
         threads.tidied.shut = True
@@ -169,7 +169,7 @@ class KeptTests(RegistryTestCase):
         self.world.clock.advance(30)
         self.registry.check_readiness()
 
-    def test_evaluation_whose_stream_was_cut_is_not_counted_as_sent(self) -> None:
+    def test_cut_stream_does_not_count_the_evaluation_as_sent(self) -> None:
         first, _ = self.fill()
         subscription = self.subscribe(first)
         with self.assertRaises(ConnectionError), subscription.reader_context:

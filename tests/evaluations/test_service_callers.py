@@ -139,7 +139,7 @@ class KeptShareTests(KeptShareTestCase):
             self.assertEqual(error.retry_after, 30)
             self.assertIn("after=end", error.detail)
 
-    def test_caller_whose_unread_evaluations_fill_its_share_is_refused(self) -> None:
+    def test_caller_is_refused_if_its_unread_evaluations_fill_its_share(self) -> None:
         self.leave("alice", 2)
         self.check_over("alice")
         self.leave("bob", 2)
@@ -157,7 +157,7 @@ class KeptShareTests(KeptShareTestCase):
         self.leave("alice")
         self.check_over("alice")
 
-    def test_own_evaluation_that_a_stream_has_sent_makes_room(self) -> None:
+    def test_evaluation_sent_by_a_stream_makes_room_for_its_caller(self) -> None:
         (bobs,) = self.leave("bob")
         self.send_all(bobs, "bob")
         first, second = self.leave("alice", 2)
@@ -182,7 +182,7 @@ class KeptShareTests(KeptShareTestCase):
             self.assertEqual(events.was_streamed_completely, not (is_observer or is_cut))
             self.assertEqual((events.reader_count, events.read_only_client_count), (0, 0))
 
-    def test_refusal_looks_once_at_each_evaluation_that_a_stream_has_sent(self) -> None:
+    def test_refusal_checks_each_evaluation_sent_by_a_stream_once(self) -> None:
         looks: list[Evaluation] = []
         self.patch(Evaluation, "is_client_waiting", property(lambda one: not looks.append(one)))
         for caller in ("alice", "bob", "carol", "dave", "eve"):
@@ -203,7 +203,7 @@ class KeptShareTests(KeptShareTestCase):
 
 
 class NoKeptShareTests(KeptShareTestCase):
-    def test_one_caller_may_leave_all_unread_without_a_share(self) -> None:
+    def test_without_a_share_one_caller_may_keep_all_evaluations_unread(self) -> None:
         for share in (0, 5, 6):
             self.configuration = Configuration(
                 callers=CallerSettings(kept=share),
@@ -226,7 +226,7 @@ class WaitForRoomTests(RegistryTestCase):
         buffers=EventBufferSettings(total=2**16, disk=4096),
     )
 
-    def test_evaluation_waits_until_memory_of_newest_events_is_given_back(self) -> None:
+    def test_evaluation_waits_until_its_caller_frees_memory_of_newest_events(self) -> None:
         callers = ("alice", "alice", "bob")
         names = [self.registry.accept_form(self.upload(), caller) for caller in callers]
 
@@ -423,7 +423,7 @@ class ArchiveTests(RegistryTestCase):
         self.assertEqual(self.world.store.rows, {})
         self.assertFalse(self.archive.on_removal(identifier))
 
-    def test_late_callback_brings_back_no_row_that_the_archive_has_removed(self) -> None:
+    def test_late_callback_does_not_restore_a_row_removed_from_the_archive(self) -> None:
         ends: list[Callable[[], object]] = []
         self.patch(FakeCallbacks, "start_delivery", lambda _, *arguments: ends.append(arguments[2]))
         for is_delivered_first in (False, True):
@@ -490,7 +490,7 @@ class ArchiveTests(RegistryTestCase):
         assert status is not None
         self.assertTrue(status["archived"])
 
-    def test_evaluation_whose_row_cannot_be_stored_is_not_archived(self) -> None:
+    def test_evaluation_is_not_archived_if_its_row_cannot_be_stored(self) -> None:
         identifier, child = self.start(b"a\n")
         self.world.store.error = StoreError()
         self.finish(child)

@@ -213,7 +213,7 @@ class WritingTests(StoreTestCase):
         self.assertEqual([row.sequence_number for row in self.store.load_live_rows()], [1, 3])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_flush_that_no_client_waits_for_starts_no_transaction(self) -> None:
+    def test_flush_soon_waits_for_the_timer_or_the_next_flush(self) -> None:
         waiting = [self.store.flush_soon()]
         self.assertEqual(self.threads.waiting, [])
         self.clock.advance(SAVE_DELAY_SECONDS)
@@ -296,7 +296,7 @@ class WritingTests(StoreTestCase):
         self.assertEqual([len(row.form_digest) for row in self.store.load_live_rows()], [50_001, 0])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_store_without_changes_finds_out_by_itself_that_the_disk_has_room_again(self) -> None:
+    def test_store_without_changes_notices_that_the_disk_has_room_again(self) -> None:
         self.limit_pages(1)
         added = self.store.add(make_row(1, form_digest=bytes(50_000)))
         self.commit_all()
@@ -318,7 +318,7 @@ class WritingTests(StoreTestCase):
         self.assertIn("the changes that wait are lost: 2", formatEvent(events[-1]))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_nothing_is_told_as_committed_or_refused_once_the_store_closes(self) -> None:
+    def test_changes_during_the_close_of_the_store_are_neither_committed_nor_refused(self) -> None:
         closed = Deferred.fromCoroutine(self.store.close())
         self.threads.step()  # the last transaction
         told = [self.store.add(make_row(1)), self.store.flush()]
@@ -371,7 +371,7 @@ class ArchivedTests(StoreTestCase):
         threads.finish()
         self.assertEqual(ended, ["alice", "alice", "bob", "alice"])
 
-    def test_lists_of_several_callers_leave_others_out_and_keep_the_order(self) -> None:
+    def test_list_of_several_callers_omits_other_callers_and_keeps_the_order(self) -> None:
         self.store.save(make_archived_row(8, "eve"))
         self.clock.advance(SAVE_DELAY_SECONDS)
         entry = ListEntry("", b"")
@@ -391,7 +391,7 @@ class ArchivedTests(StoreTestCase):
         self.assertEqual(found.archive_record.event_count, 3)
         self.assertIsNone(self.take(self.store.find_archived("e7")))
 
-    def test_oldest_are_those_that_ended_first(self) -> None:
+    def test_oldest_rows_are_those_of_evaluations_that_ended_first(self) -> None:
         oldest = self.store.list_oldest_archived
         self.assertEqual(self.take(oldest(2)), [("e6", "bob", 6), ("e5", "bob", 5)])
         self.assertEqual(self.take(oldest(2, caller="ann")), [("e3", "ann", 3)])
@@ -555,7 +555,7 @@ class OpeningTests(StoreTestCase):
             ended.stderr,
         )
 
-    def test_another_format_stops_the_start(self) -> None:
+    def test_database_of_another_format_stops_the_start(self) -> None:
         self.fill(1)
         for version in (3, 5):
             with closing(sqlite3.connect(self.path)) as connection:
@@ -571,7 +571,7 @@ class OpeningTests(StoreTestCase):
         self.path.rmdir()
         self.assertEqual(self.reopen(), ([], []))
 
-    def test_database_that_another_program_has_locked_stops_the_start(self) -> None:
+    def test_database_locked_by_another_program_stops_the_start(self) -> None:
         self.fill(1)
         self.patch(store_module, "_WAIT", 0.0)
         with closing(sqlite3.connect(self.path)) as connection:
@@ -599,7 +599,7 @@ class OpeningTests(StoreTestCase):
             self.assertEqual(self.set_aside()[-1].stat().st_mode & 0o777, 0o600)
             self.assertEqual(self.reopen(), ([], []), name)
 
-    def test_damaged_row_is_lost_alone(self) -> None:
+    def test_damaged_row_is_dropped_and_other_rows_are_loaded(self) -> None:
         self.fill(3)
         damage_row(self.path, "e1")
         found, (line,) = self.reopen()
@@ -607,7 +607,7 @@ class OpeningTests(StoreTestCase):
         self.assertIn("a row of evaluations is damaged, and is lost: its checksum is wrong", line)
         self.assertEqual(self.reopen(), (["e0", "e2"], []))
 
-    def test_text_that_is_no_utf_8_is_a_damage(self) -> None:
+    def test_invalid_utf_8_in_the_database_counts_as_damage(self) -> None:
         self.fill(1)
         content = self.path.read_bytes()
         for name in (b"INDEX archived", b"\x09e0"):
@@ -780,5 +780,5 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 class ModelTests(SynchronousTestCase):
-    def test_store_has_after_each_start_what_was_committed(self) -> None:
+    def test_store_has_all_committed_changes_after_each_start(self) -> None:
         run_state_machine_as_test(StoreMachine)

@@ -39,7 +39,7 @@ class SubmittedFileTests(SynchronousTestCase):
             self.assertEqual((one["filename"], one["size"]), ("a.txt", len(content)))
             self.assertEqual(len({"text", "base64"} & set(one)), 1)
 
-    def test_file_beyond_the_answer_limit_is_only_named(self) -> None:
+    def test_file_over_the_response_limit_is_listed_without_its_content(self) -> None:
         self.add("a", b"x" * (MAX_SHOWN_SUBMISSION_BYTES - 1))
         self.add("b", b"xy")
         self.add("c", b"z")

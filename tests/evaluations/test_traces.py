@@ -137,7 +137,7 @@ class TraceTests(RestoringTestCase):
         for word in (identifier, "secret", "example.org"):
             self.assertNotIn(word, told)
 
-    def test_span_of_a_failed_evaluation_is_an_error_and_of_a_cancelled_one_is_not(self) -> None:
+    def test_span_is_an_error_if_the_evaluation_failed_but_not_if_it_was_cancelled(self) -> None:
         identifier, _ = self.begin()
         self.finish(self.world.child, 3)
         status = self.spans()["evaluation"].status
@@ -183,7 +183,7 @@ class TraceTests(RestoringTestCase):
         self.assertEqual(self.states(identifier), ["finished"])
         self.assertEqual(self.spans(), {})
 
-    def test_callback_has_the_span_as_its_parent(self) -> None:
+    def test_callback_sends_the_evaluation_span_as_its_parent(self) -> None:
         identifier, trace = self.begin(TRACEPARENT.encode(), callback_url="https://a.org/")
         callback = self.registry.records[identifier].details.callback
         assert callback is not None
@@ -254,7 +254,7 @@ class BuildTests(EvaluationTestCase):
 
 
 class CollectorTests(SynchronousTestCase):
-    def test_collector_that_hangs_delays_no_caller_and_drops_spans_over_the_queue(
+    def test_spans_beyond_the_queue_are_dropped_if_the_collector_hangs(
         self,
     ) -> None:
         self.patch(traces, "_STOP_SECONDS", 0.01)
