@@ -115,7 +115,7 @@ class FormTests(UploadTestCase):
         assert len(f"{error.detail}{error.extra_members}".encode()) < 4096
 
     @given(mutated(BODIES, DELIMITERS), CONTENT_TYPES, st.booleans(), long_chunkings)
-    def test_any_body_is_a_form_or_refused_however_cut(
+    def test_any_body_is_parsed_as_a_form_or_refused_however_it_is_cut(
         self, body: bytes, content_type: str, announced: bool, chunking: Sequence[Chunk]
     ) -> None:
         length = len(body) if announced else None

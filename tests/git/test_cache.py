@@ -26,7 +26,7 @@ NO_ROUTE = failed("fatal: no route to host")
 
 
 class CheckOutTests(CacheTestCase):
-    def test_commits_tree_is_checked_out_in_cache(self) -> None:
+    def test_tree_of_a_commit_is_checked_out_in_the_cache(self) -> None:
         self.get()
         command = self.git.commands[-1]
         self.assertEqual(command.repository, self.path())
@@ -43,7 +43,7 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual(command.environment, {"GIT_INDEX_FILE": f"{unfinished}/index/index"})
         self.assertEqual(command.reach, SandboxAccess((unfinished / "tree", unfinished / "index")))
 
-    def test_commit_that_came_with_another_one_is_found_without_network(self) -> None:
+    def test_commit_fetched_with_another_commit_is_found_without_network(self) -> None:
         self.get()
         self.git.commands.clear()
         for _ in range(2):
@@ -51,7 +51,7 @@ class CheckOutTests(CacheTestCase):
             # It has the same tree, which is checked out.
             self.assertEqual(self.names(), ["log", "ls-tree"])
 
-    def test_marked_commit_needs_no_network(self) -> None:
+    def test_commit_with_a_marker_needs_no_network(self) -> None:
         def needs(url: str = URL, oid: str = OID) -> bool:
             return self.cache.checkout_needs_network(Repository(url), oid)
 
@@ -116,7 +116,7 @@ class CheckOutTests(CacheTestCase):
         self.assertEqual(list(self.root.glob("*.git*")), [])
         self.assertEqual(len(list(self.root.glob("*.tree"))), 1)
 
-    def test_only_eight_newest_commits_have_ref_of_their_own(self) -> None:
+    def test_only_the_eight_newest_commits_have_refs(self) -> None:
         for _ in range(20):
             self.present.clear()
             for marker in self.root.glob("*.git/commits/*"):
@@ -170,7 +170,7 @@ class SharingTests(CacheTestCase):
             self.assertEqual(self.successResultOf(each).oid, OID)
         self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
 
-    def test_last_cancelled_request_kills_fetch(self) -> None:
+    def test_cancelling_the_last_request_kills_the_fetch(self) -> None:
         first, second = self.check_out(), self.check_out()
         first.cancel()
         second.cancel()
@@ -190,7 +190,7 @@ class SharingTests(CacheTestCase):
         self.running.end()
         self.successResultOf(first)
 
-    def test_request_while_fetch_is_being_killed_gets_fetch_of_its_own(self) -> None:
+    def test_request_during_the_kill_of_a_fetch_starts_a_new_fetch(self) -> None:
         first = self.check_out()
         first.cancel()
         again = Running()
@@ -239,7 +239,7 @@ class DamageTests(CacheTestCase):
             self.broken_once = {name}
             self.check_mended(OTHER)
 
-    def test_repository_that_is_damaged_again_after_one_new_fetch_is_an_error(self) -> None:
+    def test_repository_damaged_again_after_a_new_fetch_is_an_error(self) -> None:
         self.broken["read-tree"] = CORRUPT
         error = self.refuse()
         self.assertEqual(
@@ -259,7 +259,7 @@ class DamageTests(CacheTestCase):
         self.assertEqual(self.refuse().reason, "lost")
         self.assertEqual(self.names(), ["read-tree"])
 
-    def test_removal_that_failed_does_not_stop_the_next_one(self) -> None:
+    def test_failed_removal_does_not_stop_the_next_removal(self) -> None:
         def fail_to_remove(path: Path) -> NoReturn:
             raise OSError(errno.EIO, "the disk fails")
 
@@ -273,7 +273,7 @@ class DamageTests(CacheTestCase):
         self.assertEqual(self.get().oid, OID)
         self.assertFalse((self.path() / "damaged").exists())
 
-    def test_repository_that_was_never_fetched_is_not_tried_twice(self) -> None:
+    def test_damage_during_the_first_fetch_does_not_cause_a_new_fetch(self) -> None:
         self.fetches = [CORRUPT]
         self.refuse("https://example.org/another")
         self.assertEqual(len(self.fetch_commands()), 1)
@@ -289,7 +289,7 @@ class DamageTests(CacheTestCase):
         self.broken_once.clear()
         return running, fetching
 
-    def test_fetch_that_fails_as_its_repository_leaves_the_cache_is_repeated(self) -> None:
+    def test_fetch_is_repeated_if_it_fails_while_its_repository_is_removed(self) -> None:
         running, fetching = self.fetch_while_repository_leaves_the_cache()
         printed = "fatal: --stdin requires a git repository"
         running.end(failed(f"{printed}\nfatal: fetch-pack: invalid index-pack output"))

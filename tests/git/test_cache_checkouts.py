@@ -131,7 +131,7 @@ class ProvideCheckoutTests(CheckoutsTestCase):
         self.assertGreaterEqual(self.disk_bytes, SIZE)
         self.assertEqual([self.get().path], list(self.root.iterdir()))
 
-    def test_checkout_that_somebody_has_removed_is_made_again(self) -> None:
+    def test_checkout_is_made_again_if_another_program_has_removed_it(self) -> None:
         checkout = self.get()
         size = self.disk_bytes
         checkout.path.rename(self.mktemp())
@@ -193,7 +193,7 @@ class BuildTests(CheckoutsTestCase):
         self.assertEqual(self.detach(), "b")
         self.assertFalse(stored.path.exists())
 
-    def test_build_whose_copy_would_be_too_large_is_refused(self) -> None:
+    def test_build_is_refused_if_its_copy_would_be_too_large(self) -> None:
         checkout = self.get()
         (self.built / "sparse").touch()
         os.truncate(self.built / "sparse", 8000)
@@ -230,7 +230,7 @@ class EvictionTests(CheckoutsTestCase):
 
 
 class RestartTests(CheckoutsTestCase):
-    def test_complete_checkouts_are_taken_over(self) -> None:
+    def test_restarted_cache_keeps_complete_checkouts_and_their_times(self) -> None:
         for tree in (ONE, OTHER):
             self.get(tree)
         os.utime(self.get(OTHER).path, (1, 1))
@@ -250,7 +250,7 @@ class RestartTests(CheckoutsTestCase):
         self.assertNotEqual(self.get().path, path)
         self.assertEqual(len(self.written), 2)
 
-    def test_resumed_checkout_is_in_use(self) -> None:
+    def test_checkout_in_use_after_a_restart_is_not_evicted(self) -> None:
         path = self.get().path
         self.restart()
         resumed = self.cache.use_checkout_at(Commit(OID, ONE, FILES, SIZE), path)

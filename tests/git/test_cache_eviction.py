@@ -57,13 +57,13 @@ class EvictionTests(EvictionTestCase):
         running.end()
         self.successResultOf(requested)
 
-    def test_repository_that_is_larger_than_cache_stays_until_next_one_comes(self) -> None:
+    def test_repository_larger_than_the_cache_stays_until_the_next_repository_comes(self) -> None:
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 700_000)
         for name in "ab":
             self.fetch_all(name)
             self.check_cached(name)
 
-    def test_repository_that_somebody_has_removed_is_evicted_without_error(self) -> None:
+    def test_repository_removed_by_another_program_is_evicted_without_error(self) -> None:
         self.fetch_all("abc")
         self.find("a").rename(self.mktemp())
         self.fetch_all("d")

@@ -115,7 +115,7 @@ class CommandTests(GitTestCase):
         self.assertEqual(self.run_shell(command, max_file_size=5000), [kib, kib, "0", "10"])
         self.assertEqual(self.run_shell(command)[:3], [kib, kib, "0"])
 
-    def test_without_memory_kernel_kills_git_before_daemon(self) -> None:
+    def test_oom_score_of_git_lets_the_kernel_kill_git_before_the_daemon(self) -> None:
         own = int(Path("/proc/self/oom_score_adj").read_text())
         self.assertEqual(self.run_shell("cat /proc/self/oom_score_adj"), [str(max(own, 500))])
 
@@ -316,7 +316,7 @@ class ResultTests(GitTestCase):
             self.assertEqual(error.reason, "repository")
             self.assertEqual(error.extra_members, {**limit, "stderr": printed.decode()})
 
-    def test_messages_that_server_or_path_can_make_git_print_leave_daemon_ready(self) -> None:
+    def test_git_errors_that_a_server_or_path_can_forge_are_no_daemon_faults(self) -> None:
         sandbox = b"bwrap: No permissions to create new namespace"
         for printed, source, is_alarming in (
             (sandbox, None, True),
@@ -361,7 +361,7 @@ class KillTests(GitTestCase):
         self.end(number=signal.SIGKILL)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_server_that_sends_messages_without_end_is_repositorys_fault(self) -> None:
+    def test_endless_messages_of_a_server_are_the_fault_of_the_repository(self) -> None:
         requested = self.run_git("fetch")
         for _ in range(4):
             self.spawn.child.complain(b"x" * 2**20)

@@ -159,7 +159,7 @@ class ClassificationTests(SynchronousTestCase):
         for status in (0, 1, 9, -11, 139, 153):
             self.assertFalse(is_git_killed_by_kernel(status, ""))
 
-    def test_out_of_memory_of_the_server_counts_only_for_a_local_repository(self) -> None:
+    def test_out_of_memory_in_remote_output_counts_only_for_a_local_repository(self) -> None:
         printed = "remote: fatal: Out of memory, malloc failed"
         self.assertFalse(is_git_memory_exhausted(printed, serving=False))
         self.assertTrue(is_git_memory_exhausted(printed, serving=True))

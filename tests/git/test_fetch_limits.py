@@ -49,14 +49,14 @@ class MeterTests(SynchronousTestCase):
         self.check(TreeLimits(9, 99), LIST, path="sub")
         self.check(TreeLimits(9, 99, 1), LIST + LIST, path="sub")
 
-    def test_file_gitattributes_is_found_in_any_directory(self) -> None:
+    def test_gitattributes_file_is_found_in_any_directory(self) -> None:
         for path, expected in (("a/.gitattributes", True), (".gitattributes", True), ("a", False)):
             inspection = CommitInspectionParser(TreeLimits(9, 9))
             inspection.feed(LINE + b"\0" + f"100644 blob 01 1\t{path}\0".encode())
             assert inspection.commit is not None
             self.assertEqual(inspection.commit.has_gitattributes, expected)
 
-    def test_path_that_no_system_call_takes_is_refused(self) -> None:
+    def test_path_longer_than_4096_bytes_is_refused(self) -> None:
         for end in (b"\0", b""):
             self.check(TreeLimits(9, 9), b"100644 blob 01 1\t" + b"x" * 4097 + end)
 
@@ -197,7 +197,7 @@ class FetchLimitTests(SynchronousTestCase):
             end()
             self.check_refused()
 
-    def test_git_is_ended_when_files_and_directories_of_refs_are_too_large_together(self) -> None:
+    def test_git_is_killed_when_its_ref_files_and_directories_exceed_the_limit(self) -> None:
         self.write_refs(20)
         self.clock.advance(0.25)
         self.assertNoResult(self.fetched)

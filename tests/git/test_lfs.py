@@ -37,7 +37,7 @@ class PointerTests(SynchronousTestCase):
             size, sum(path.lstat().st_size for path in self.tree.rglob("*") if path.name != "deep")
         )
 
-    def test_what_only_begins_like_pointer_is_refused(self) -> None:
+    def test_malformed_lfs_pointer_is_refused_with_its_path(self) -> None:
         for rest in (
             f"oid sha256:{OID}\nsize -7\n",
             f"oid sha256:{OID}\nsize {'9' * 16}\n",

@@ -81,7 +81,7 @@ class TargetTests(SynchronousTestCase):
         self.check(KEY, True, "ssh://git@git.example.org/x", "git@git.example.org:x")
         self.check(KEY, False, "https://git.example.org/x", "ssh://git@git.example.org:2222/x")
 
-    def test_credential_is_usable_for_its_callers_or_without_callers_for_all(self) -> None:
+    def test_credential_is_usable_for_its_callers_or_for_all_if_none_are_named(self) -> None:
         target = parse("https://git.example.org/x")
         for callers, allowed in (((), ["alice", "bob", ""]), (("alice", "carol"), ["alice"])):
             credential = attrs.evolve(PASSWORD, callers=callers)
@@ -115,7 +115,7 @@ class LoginTests(SynchronousTestCase):
         ):
             self.assertEqual(self.login(url).origin, origin)
 
-    def test_password_goes_over_http_to_addresses_that_are_not_public(self) -> None:
+    def test_password_over_http_is_refused_for_public_addresses_only(self) -> None:
         target = parse("http://git.example.org/x")
         error = self.assertRaises(EvaluationFailure, PASSWORD.make_login, target, PUBLIC)
         self.assertEqual(error.reason, "repository")
@@ -123,7 +123,7 @@ class LoginTests(SynchronousTestCase):
         self.assertIsNotNone(PASSWORD.make_login(target, PRIVATE))
         self.assertIsNotNone(PASSWORD.make_login(parse("https://git.example.org/x"), PUBLIC))
 
-    def test_key_makes_options_of_ssh(self) -> None:
+    def test_ssh_key_credential_sets_ssh_options(self) -> None:
         self.assertIsNone(KEY.make_login(parse("git@git.example.org:x"), PUBLIC))
         self.assertEqual((PASSWORD.ssh_options, PASSWORD.ssh_files), ((), ()))
         self.assertEqual(KEY.ssh_files, ("/k/id", "/k/hosts"))
@@ -320,7 +320,7 @@ class RouteTests(SynchronousTestCase):
             self.refuse(resolver, url)
         self.assertEqual(resolver.asked, [])
 
-    def test_route_has_options_of_ssh_for_key(self) -> None:
+    def test_git_ssh_command_has_the_key_of_the_credential(self) -> None:
         key = Credential("h", 0, "git", (), "KEY", "/k/id", "/k/hosts")
         remotes = RemoteResolver(
             CheckedResolver(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)

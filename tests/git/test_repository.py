@@ -106,7 +106,7 @@ class ArgumentsTests(CacheTestCase):
             self.assertIn("not tracked in .gitattributes", self.refuse().message)
             self.assertEqual(self.cache.disk_bytes_by_kind, sizes)
 
-    def test_oid_of_a_tree_or_a_file_is_refused_as_such(self) -> None:
+    def test_error_about_an_oid_without_commit_says_that_it_is_a_tree_or_a_file(self) -> None:
         self.broken["log"] = GitResult(0, "", "")
         self.broken["ls-tree"] = failed("fatal: not a tree object")
         error = self.refuse()
@@ -165,7 +165,7 @@ class BranchTests(CacheTestCase):
         self.assertEqual(command.repository, NOWHERE)  # the cached one may be removed meanwhile
         self.assertEqual(list(self.root.iterdir()), [])
 
-    def test_branch_that_server_does_not_have_is_error_that_names_branch(self) -> None:
+    def test_error_about_a_missing_branch_names_the_branch(self) -> None:
         for printed in ("", f"{OID}\trefs/heads/a/refs/heads/main\n", "0\trefs/heads/main\n"):
             self.broken["ls-remote"] = GitResult(0, printed, "")
             error = self.failureResultOf(self.ask(), EvaluationFailure).value
@@ -335,7 +335,7 @@ class LeftoverTests(CacheTestCase):
         self.assertEqual([n for n in self.kept if not (path / n).exists()], [])
         self.assertEqual(list(path.glob("objects/tmp_*")), [])
 
-    def test_leftovers_are_removed_after_fetch_that_failed(self) -> None:
+    def test_leftovers_are_removed_after_a_failed_fetch(self) -> None:
         for cancels in (False, True):
             self.setUp()
             running = Running()
@@ -349,7 +349,7 @@ class LeftoverTests(CacheTestCase):
             self.failureResultOf(requested, EvaluationFailure, CancelledError)
             self.check_tidy()
 
-    def test_daemon_that_takes_over_cache_of_killed_one_removes_leftovers_there(self) -> None:
+    def test_restart_removes_leftovers_of_a_killed_daemon_from_the_cache(self) -> None:
         self.get()
         self.litter(self.path())
         (self.root / "0123.new").mkdir()
@@ -360,7 +360,7 @@ class LeftoverTests(CacheTestCase):
         self.check_tidy()
         self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
 
-    def test_fetch_that_succeeds_searches_for_no_leftovers(self) -> None:
+    def test_successful_fetch_searches_for_no_leftovers(self) -> None:
         self.grow = self.litter
         self.get()
         self.assertTrue((self.path() / "shallow.lock").exists())

@@ -53,12 +53,12 @@ class UrlsTests(SynchronousTestCase):
         found = self.complete(printed, "lib/x", "lib/y")
         self.assertEqual([each.url for each in found.submodules], ["../x", "https://h/y?\n"])
 
-    def test_path_that_is_not_utf_8_has_its_url(self) -> None:
+    def test_submodule_path_with_invalid_utf_8_gets_its_url(self) -> None:
         printed = b"submodule.x.path\nd\xe9p\0submodule.x.url\n../x\0".decode(errors="replace")
         (found,) = self.complete(printed, "d\udce9p").submodules
         self.assertEqual((found.path, found.url), ("d\udce9p", "../x"))
 
-    def test_submodule_without_url_is_error_that_names_its_path(self) -> None:
+    def test_error_about_a_submodule_without_url_names_its_path(self) -> None:
         for printed in ("", listed({"x": {"path": "x"}}), listed({"x": {"url": "https://h/x"}})):
             error = self.assertRaises(EvaluationFailure, self.complete, printed, "x")
             self.assertEqual((error.reason, error.extra_members), ("repository", {"path": "x"}))
@@ -183,7 +183,7 @@ class CheckoutTests(CacheTestCase):
             self.assertEqual((error.reason, error.extra_members["path"]), (reason, "lib"))
             self.assertTrue(error.message.startswith("submodule 'lib': "))
 
-    def test_damaged_repository_of_a_submodule_leaves_that_of_its_parent_alone(self) -> None:
+    def test_damaged_submodule_repository_does_not_affect_the_parent_repository(self) -> None:
         self.get()
         self.release()
         cached = {path.name for path in self.root.glob("*.git")}

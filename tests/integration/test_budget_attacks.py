@@ -161,12 +161,12 @@ class SharedAttacks(AttackCase):
         await self.client.cancel(identifier)
         return int(printed.split()[1])
 
-    async def test_evaluations_run_while_one_holds_more_pipe_pages_than_the_soft_limit(
+    async def test_evaluations_run_while_another_exceeds_the_soft_limit_of_pipe_pages(
         self,
     ) -> None:
         self.assertGreater(await self.taken(PIPES), PIPE_PAGES)
 
-    async def test_descriptors_in_flight_keep_no_evaluation_from_starting(self) -> None:
+    async def test_descriptors_in_flight_do_not_prevent_evaluations_from_starting(self) -> None:
         self.assertEqual(await self.taken(IN_FLIGHT), 3)  # processes that were refused
 
     async def test_tawebeval_run_starts_programs_while_descriptors_are_in_flight(self) -> None:

@@ -71,7 +71,7 @@ class BuildTests(KeptDaemonTestCase):
         self.assertNotIn("solution.txt", text(events))
         self.assertIn("\n/evaluation/tree\n", text(events))
 
-    async def test_failed_build_fails_all_that_wait_with_its_output(self) -> None:
+    async def test_failed_build_fails_all_waiting_evaluations_with_its_output(self) -> None:
         await self.define(f"{HOLD}; echo compiling; echo 'no such header' >&2; exit 3")
         identifiers = await self.submit_many(6)
         await self.wait_for_builds(identifiers, "running", *["waiting"] * 5)
@@ -113,7 +113,7 @@ class BuildTests(KeptDaemonTestCase):
         found = {text(events) for events in await self.read_many(identifiers)}
         self.assertEqual(len(found), 1, found)
 
-    async def test_another_evaluation_builds_after_a_cancelled_one(self) -> None:
+    async def test_next_evaluation_builds_if_the_building_evaluation_is_cancelled(self) -> None:
         await self.define(f"{HOLD}; {UNIQUE} >built")
         identifiers = await self.submit_many(3)
         await self.wait_for_builds(identifiers, "running", "waiting", "waiting")
@@ -163,7 +163,7 @@ class BuildTests(KeptDaemonTestCase):
         self.assertEqual(len(messages[0]), 36)
         self.assertEqual(messages[0], messages[1])
 
-    async def test_rerun_has_the_build_of_a_problem_that_was_removed(self) -> None:
+    async def test_rerun_uses_the_build_of_a_removed_problem(self) -> None:
         await self.define("echo one >built")
         first = await self.submit()
 

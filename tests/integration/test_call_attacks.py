@@ -43,7 +43,7 @@ class CallAttacks(AttackCase):
     def filters(self) -> FilterStack:
         return FilterStack.parse(make_seccomp_filters(internet=False))
 
-    async def test_no_terminal_can_be_typed_into(self) -> None:
+    async def test_evaluator_cannot_type_into_a_terminal(self) -> None:
         attacked = await self.attack(calls.TERMINAL)
         names = ("TIOCSTI", "TIOCLINUX", "TIOCSETD", "SIOCGIFBR", "SIOCSIFVLAN")
         refused = [2 * f"{name} EPERM\n" for name in names]

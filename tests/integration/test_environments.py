@@ -80,7 +80,7 @@ class EnvironmentTests(DaemonTestCase):
         events = await self.run_command(show, environment="default")
         self.assertEqual(text(events), MACHINE_VERSION)
 
-    async def test_missing_jdk_comes_from_the_environment(self) -> None:
+    async def test_java_of_the_environment_compiles_and_runs_a_submission(self) -> None:
         self.repository.write("Sum.java", JAVA)
         self.commit = self.repository.commit()
         printed = await self.run_in_debian(

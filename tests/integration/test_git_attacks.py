@@ -347,7 +347,7 @@ class RepositoryTests(AttackTestCase):
             self.limit(await self.refuse(url, commit), "fetch_bytes", 4 * MIB)
             self.assertLess(self.cached(url), 10_000)
 
-    async def test_smart_server_that_answers_later_with_plain_files_is_refused(self) -> None:
+    async def test_server_that_switches_from_smart_http_to_plain_files_is_refused(self) -> None:
         commit = make_commit(self.evil, make_object(self.evil, "tree", b""))
         git(self.evil, "update-server-info")
         server = stop_after(self, TurningServer(self.folder))

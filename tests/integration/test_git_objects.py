@@ -71,7 +71,7 @@ class ObjectTests(BareRepositoryCase):
         await self.bare.check_out_commit(commit, out, index)
         return out
 
-    async def test_commits_with_faults_that_old_importers_made_are_fetched(self) -> None:
+    async def test_commits_with_faults_of_old_importers_are_fetched(self) -> None:
         for fault, lines in OLD_COMMITS.items():
             with self.subTest(fault):
                 oid = self.commit(*lines)
@@ -137,7 +137,7 @@ class ObjectTests(BareRepositoryCase):
         self.assertEqual(commit.size, sum(map(len, found.values())))
         self.assertEqual(self.bare.find_fetched_commit(oid), commit)
 
-    async def test_checkout_that_eol_conversion_makes_too_large_is_refused(self) -> None:
+    async def test_checkout_is_refused_if_eol_conversion_makes_it_too_large(self) -> None:
         self.source.write(".gitattributes", "* text eol=crlf\n")
         for number in range(4):
             self.source.write(f"{number}.txt", f"{number}" + "\n" * 3 * 2**19)

@@ -69,7 +69,7 @@ class SandboxTests(TestCase):
         await self.check(hosts, "no")
         await self.check(hosts, "hosts", SandboxAccess(has_network=True))
 
-    async def test_git_writes_only_where_the_command_may(self) -> None:
+    async def test_git_command_writes_only_to_its_permitted_directories(self) -> None:
         everywhere = f"for d in {self.own} {self.tree} / /usr /etc /dev /dev/shm; do"
         script = f"{everywhere} touch $d/x 2>/dev/null && echo $d; done; true"
         await self.check(script, "")

@@ -122,7 +122,7 @@ class BranchTests(BareRepositoryCase):
 
 
 class AddressTests(BareRepositoryCase):
-    async def test_http_takes_the_address_that_works(self) -> None:
+    async def test_http_fetch_uses_the_address_that_accepts_connections(self) -> None:
         policy = HostPolicy(allowed_private_networks=("127.0.0.0/8", "::1/128"))
         self.make(CheckedResolver(policy, FakeResolver(["::1", "127.0.0.1"]), reactor))
         self.source.write("file", "content")
