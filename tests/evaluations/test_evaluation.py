@@ -184,15 +184,6 @@ class EvaluationLifeTests(EvaluationTestCase):
         self.finish_well("hello\n")
         self.assertEqual(self.released, 1)
 
-    def test_upload_becomes_the_workspace_of_the_run(self) -> None:
-        self.begin()
-        self.assertEqual(self.world.repositories.users, 1)
-        found = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
-        submitted = Path("some/submission/source/solution.py")
-        expected = {str(path) for path in (submitted, *submitted.parents[:-1])}
-        self.assertEqual(found - {f"some/{name}" for name in ("tree", "tmp", "home")}, expected)
-        self.finish_well()
-
     def test_shell_runs_the_command_in_the_directory_of_the_request(self) -> None:
         (self.tree / "a" / "b").mkdir(parents=True)
         self.evaluation = self.make_again(directory="a/b", evaluator_cmd="echo $PWD | cat")

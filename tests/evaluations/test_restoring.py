@@ -510,14 +510,6 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["one", "\n"])
         self.assertEqual(self.world.store.rows, {})
 
-    def test_acknowledged_events_stay_discarded(self) -> None:
-        identifier, child = self.start(b"one\ntwo\n")
-        self.page(identifier, "2")
-        self.finish(child)
-        self.restart()
-        self.assert_refused(DiscardedCursor, identifier, None, "1")
-        self.assertEqual(self.page(identifier, "2")["data"], ["two", "\n"])
-
     def test_next_process_continues_the_clean_up(self) -> None:
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()

@@ -445,17 +445,6 @@ class ArchiveTests(RegistryTestCase):
             ends.pop()()
             self.assertEqual(self.world.store.rows, {})
 
-    def test_events_stay_on_the_disk_until_the_archive_has_them(self) -> None:
-        self.archive.gate.shut = True
-        identifier = self.evaluate(b"a\n")
-        self.page(identifier, "2")
-        record = self.registry.records[identifier]
-        self.page(identifier, END)
-        self.assertTrue(record.events.keeps_acknowledged_files)
-        self.assertEqual((record.details.is_directory_removed, self.world.disk.used), (False, 2))
-        self.archive.gate.open()
-        self.assertEqual((record.details.is_directory_removed, self.world.disk.used), (True, 0))
-
     def test_submission_is_archived_though_all_events_were_received_before(self) -> None:
         self.archive.gate.shut = True
         identifier, child = self.start(b"a\n")

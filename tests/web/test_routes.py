@@ -163,12 +163,10 @@ class PageTests(WebTestCase):
 FILE = {"field": "source", "filename": "solution.py", "size": 8, "text": "print()\n"}
 
 
-class SubmissionTestCase(WebTestCase):
+class SubmissionTests(WebTestCase):
     def read(self, identifier: str, status: int = 200) -> Any:
         return self.request("GET", f"/evaluation/{identifier}/submission", status).json()
 
-
-class SubmissionTests(SubmissionTestCase):
     def test_files_are_readable_from_submission_to_after_the_end(self) -> None:
         running = [self.evaluate() for _ in range(self.service.running)]
         waiting = self.evaluate()

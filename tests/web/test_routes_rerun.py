@@ -41,7 +41,7 @@ SAME = (
 """The members of the status that a rerun has as the first run had them."""
 
 
-class RerunTestCase(WebTestCase):
+class RerunTests(WebTestCase):
     configuration = CONFIGURATION
 
     def begin(self, path: str = "/evaluate", **fields: bytes | None) -> str:
@@ -71,8 +71,6 @@ class RerunTestCase(WebTestCase):
         for place in places:
             self.page(place.rpartition("/")[2], "?after=end")
 
-
-class RerunTests(RerunTestCase):
     def test_rerun_has_the_same_fields_seed_and_files(self) -> None:
         first = self.begin(**FIELDS)
         self.finish()

@@ -17,7 +17,9 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 STOPPING = "the daemon is stopping"
 
 
-class LeavingTestCase(StreamTestCase, RawTestCase):
+class CloseConnectionTests(StreamTestCase, RawTestCase):
+    """What each phase of a connection is entitled to."""
+
     def leave(self) -> Deferred[None]:
         return Deferred.fromCoroutine(self.service.site.drain_connections())
 
@@ -34,10 +36,6 @@ class LeavingTestCase(StreamTestCase, RawTestCase):
             self.assertTrue(connection.closed)
             connection.lose()
         self.successResultOf(over)
-
-
-class CloseConnectionTests(LeavingTestCase):
-    """What each phase of a connection is entitled to."""
 
     def test_drain_without_connections_is_over_at_once(self) -> None:
         connection = self.connect()
