@@ -188,7 +188,7 @@ class ProblemTests(RefusalTestCase):
         f"repository = 'https://example.org/p.git'\ncommit = '{'a' * 40}'\ncommand = './run'\n"
     )
 
-    def test_times_of_a_problem_have_an_offset_and_an_order(self) -> None:
+    def test_problem_times_require_an_offset_and_opens_before_closes(self) -> None:
         early, late = "2026-11-01T08:00:00+01:00", "2026-12-01T12:00:00Z"
         text = f"[problems.a]\n{self.problem}"
         found = parse_configuration(f"{text}opens = {early}\ncloses = {late}\nlate = true")
@@ -293,7 +293,7 @@ class ProblemTests(RefusalTestCase):
         error = self.assertRaises(ConfigurationError, add_problem_settings, one, tables)
         self.assertEqual(str(error), "problems: 1001 tables; the limit is 1000")
 
-    def test_problems_added_by_a_file_do_not_check_the_earlier_ones_again(self) -> None:
+    def test_adding_problems_from_a_file_does_not_recheck_existing_problems(self) -> None:
         right = parse_configuration(f"[problems.a]\n{self.problem}")
         wrong = Configuration(problems={"a": ProblemSettings("", "", branch="b")})
         for one in (right, wrong):

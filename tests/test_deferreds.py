@@ -63,7 +63,7 @@ class ConditionTests(SynchronousTestCase):
         self.assertIs(self.successResultOf(late), False)
         self.assertEqual(len(condition), 0)
 
-    def test_waiter_cancelled_by_one_woken_before_is_not_woken(self) -> None:
+    def test_waiter_cancelled_by_an_earlier_callback_is_not_woken(self) -> None:
         condition, one_shot = Condition(), OneShotEvent[None]()
         for event, wake in (
             (condition, condition.notify),
@@ -212,7 +212,7 @@ class ThreadsTests(TestCase):
         done = run_script(script)
         self.assertEqual((done.returncode, done.stderr), (1, "a later part has failed\n"))
 
-    async def test_cancellation_is_raised_after_the_call_also_if_it_fails(self) -> None:
+    async def test_cancelled_call_raises_only_after_the_thread_succeeds_or_fails(self) -> None:
         for error in (None, OSError()):
             may_go_on, went_on = threading.Event(), threading.Event()
 

@@ -134,7 +134,7 @@ class PlainQueue:
 class QueueTests(SynchronousTestCase):
     """Slots that are taken and given back."""
 
-    def test_thousand_waiters_that_release_at_once_all_get_a_slot(self) -> None:
+    def test_each_of_1000_waiters_gets_a_slot_if_each_releases_immediately(self) -> None:
         queue, order = FairQueue(2, 2), list[str]()
         for name in "ab":
             queue.acquire_slot(name)

@@ -77,5 +77,5 @@ class RequirementsTests(SynchronousTestCase):
         for name, bound in BOUNDS.items():
             self.assertIn(bound, str(found[name].specifier))
 
-    def test_build_file_has_what_isolated_builds_ask_for(self) -> None:
+    def test_build_extra_equals_the_build_system_requirements(self) -> None:
         self.assertEqual(EXTRAS["build"], PROJECT["build-system"]["requires"])

@@ -111,7 +111,7 @@ class UnitTests(SynchronousTestCase):
         found = find_token_file(CallerSettings(), {"CREDENTIALS_DIRECTORY": str(folder)})
         self.assertEqual(found, folder / name)
 
-    def test_documented_doctor_command_has_the_unit_properties_that_matter_to_it(self) -> None:
+    def test_documented_doctor_command_has_the_unit_properties_relevant_to_doctor(self) -> None:
         # ProtectProc= mounts a new /proc: in a container the sandbox of the doctor fails without.
         service = read_unit("tawebeval.service")["Service"]
         looked_at = re.compile(
@@ -129,7 +129,7 @@ class UnitTests(SynchronousTestCase):
         service = read_unit("tawebeval.service")["Service"]
         self.assertGreater(int(service["TimeoutStopSec"]), compute_stop_timeout(Configuration()))
 
-    def test_unit_leaves_bubblewrap_what_it_needs(self) -> None:
+    def test_unit_permits_what_bubblewrap_needs(self) -> None:
         service = read_unit("tawebeval.service")["Service"]
         self.assertEqual(set(service["Delegate"].split()), {"memory", "pids", "cpu"})
         for key in (

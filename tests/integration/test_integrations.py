@@ -177,7 +177,7 @@ class IntegrationTests(RepositoryTestCase):
         self.assertIn("student x ::stop-commands::x: FAILED: 0 files", output)
         self.assertIn("1 of 4 passed", output)
 
-    async def test_webhook_receiver_accepts_signed_callbacks_alone(self) -> None:
+    async def test_webhook_receiver_accepts_only_signed_callbacks(self) -> None:
         port = free_port()
         self.start_server(str(EXAMPLES / "webhook_receiver.py"), str(port))
         await until(lambda: listens(port), "the receiver listens")

@@ -31,7 +31,7 @@ class RestartTests(KeptDaemonTestCase):
         self.assertEqual(self.daemon.exit_status, 1)
         self.daemon.check_log()
 
-    async def test_run_that_could_not_be_stored_is_lost_once_its_events_were_delivered(
+    async def test_restart_reports_a_run_as_lost_if_the_run_could_not_be_stored(
         self,
     ) -> None:
         running = [await self.begin_and_wait("echo ready; sleep 600") for _ in range(4)]

@@ -250,7 +250,7 @@ class DownloadTests(BareRepositoryCase):
     def serve(self, **settings: Any) -> LfsServer:
         return stop_after(self, LfsServer(self.folder, **settings))
 
-    async def test_credential_is_sent_to_the_server_of_the_repository_alone(self) -> None:
+    async def test_credential_is_sent_only_to_the_server_of_the_repository(self) -> None:
         for is_elsewhere in (False, True):
             server, other = self.serve(login="me:secret"), self.serve()
             server.elsewhere = other.url if is_elsewhere else server.url

@@ -452,7 +452,7 @@ class PackageTests(DaemonTestCase):
         events = await self.judge(KATTIS, "submissions/run_time_error/crash.py")
         self.assertNotIn("ZeroDivisionError", json.dumps(events))
 
-    async def test_kattis_interaction_is_judged_by_who_failed_first(self) -> None:
+    async def test_first_failure_decides_the_verdict_of_a_kattis_interaction(self) -> None:
         rows = await self.check(INTERACTIVE)
         self.assertEqual({row["state"] for row in rows.values()}, {"ok"})
         self.assertEqual(rows["wrong_answer/slow.py"]["found"], "wrong_answer, 0/1")
@@ -609,7 +609,7 @@ class PackageTests(DaemonTestCase):
         events = await self.judge(OUTPUTS, "output/output1.txt")
         self.assertIn({"type": "score", "score": 50.0, "maximum": 100.0}, events)
 
-    async def test_run_on_own_input_shows_output_or_a_compile_error_and_else_no_verdict(
+    async def test_run_on_own_input_shows_output_and_no_verdict_except_compile_error(
         self,
     ) -> None:
         failing = "submissions/run_time_error"
@@ -704,7 +704,7 @@ class PackageTests(DaemonTestCase):
             self.assertIn(said, done.stderr)
             shutil.rmtree(root)
 
-    async def test_compiler_messages_of_a_validator_are_for_its_authors_alone(self) -> None:
+    async def test_only_check_shows_the_compiler_messages_of_a_validator(self) -> None:
         files = {**PASSES, "output_validator/validate.py": "secret = (\n"}
         rows = await self.check(files, status=1)
         self.assertIn("secret = (", rows["accepted/add.py"]["message"])
@@ -713,7 +713,7 @@ class PackageTests(DaemonTestCase):
         said = "validate.py cannot be built: run `tawebeval check` to see why"
         self.assertIn(said, stderr["payload"])
 
-    async def test_generated_input_and_output_of_a_case_replace_those_of_the_last(self) -> None:
+    async def test_judge_leaves_the_generated_files_of_only_one_case(self) -> None:
         judge = "tawebeval-judge >/dev/null; find $TEMPORARY_DIRECTORY -name '??*put.txt' | wc -l"
         *events, _ = await self.run_judge(CMS, "sol/solution.py", command=judge)
         self.assertEqual(text(events), "2\n")

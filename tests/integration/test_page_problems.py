@@ -207,7 +207,7 @@ class ProblemPageTests(ProblemPageTestCase):
         listed = "Array.from(document.querySelectorAll('#listing a'), (one) => one.hash.slice(12))"
         await self.browser.until(f"{listed}.join() === arguments[0]", identifier)
 
-    async def test_statement_is_rendered_without_its_html_and_late_answers_are_ignored(
+    async def test_statement_page_renders_no_embedded_html_and_ignores_late_answers(
         self,
     ) -> None:
         tables = ""

@@ -140,12 +140,12 @@ class ClosedDirectoryTests(RootTestCase):
             self.assertEqual(text(events), f"{tools}/lib\n{tools}/bin/tawebeval-run\n")
             await daemon.stop()
 
-    def test_doctor_that_root_starts_with_a_user_runs_as_that_user(self) -> None:
+    def test_doctor_started_by_root_switches_to_the_given_user(self) -> None:
         found = {each["part"]: each for each in json.loads(self.run_for_nobody("doctor", "--json"))}
         self.assertEqual(found["user"]["what"], "the daemon runs as nobody")
         self.assertEqual(found["sandbox"]["health"], "ok")
 
-    def test_daemon_that_root_starts_with_a_user_runs_as_that_user(self) -> None:
+    def test_daemon_started_by_root_switches_to_the_given_user(self) -> None:
         listen = f"tcp:{free_port()}:interface=127.0.0.1"
         process = self.start_for_nobody(self.closed, "serve", "--listen", listen)
         assert process.stdout is not None
@@ -158,7 +158,7 @@ class ClosedDirectoryTests(RootTestCase):
         process.terminate()
         self.assertEqual(process.wait(LONG_PATIENCE), -signal.SIGTERM)
 
-    def test_try_that_root_starts_with_a_user_reads_the_working_directory(self) -> None:
+    def test_try_started_by_root_for_another_user_reads_the_working_directory(self) -> None:
         for directory in (".", str(self.closed / "evaluator")):
             options = ("--evaluator", "sh evaluator.sh", "solution")
             self.assertEqual(self.run_for_nobody("try", directory, *options), "solution")

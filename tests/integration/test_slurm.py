@@ -84,7 +84,9 @@ class BehaviourTests(SlurmTestCase):
         failure(forks, "timeout")
         self.assertNotIn("unlimited", text(forks))
 
-    async def test_memory_limit_exceeded_under_slurm_is_told_with_exit_status_0_and_3(self) -> None:
+    async def test_job_over_the_memory_limit_fails_with_reason_memory_if_it_exits_with_0_or_3(
+        self,
+    ) -> None:
         if not self.cluster.limits_memory:
             raise SkipTest("without the memory controller of cgroups v1")
         begun = {

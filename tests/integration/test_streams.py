@@ -99,7 +99,7 @@ class StreamTests(DaemonTestCase):
             self.assertTrue(text(events) == PRINTED, "not what was printed")
         self.assertIsNone((await self.client.page(identifier, "end"))["end"])
 
-    async def test_readers_on_each_transport_are_told_of_the_shutdown(self) -> None:
+    async def test_readers_on_each_transport_get_an_error_event_at_shutdown(self) -> None:
         identifier = await self.begin_and_wait("printf ready; exec sleep 600")
         reading = await self.follow_by_all(identifier)
         self.daemon.interrupt()

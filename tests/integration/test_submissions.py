@@ -151,7 +151,7 @@ class SubmissionRuns(SubmissionCase):
         )
         self.assertEqual(text(printed), "silent\n")
 
-    async def test_program_has_three_descriptors_however_many_paths_it_gets(self) -> None:
+    async def test_program_has_only_three_descriptors_with_up_to_256_read_paths(self) -> None:
         printed = await self.run_command(
             "mkdir ~/d; cd ~/d; for i in $(seq 256); do echo $i >$i; done;"
             " for n in 1 2 100 200 235 $(seq 240 256); do set --; for i in $(seq $n); do"
@@ -338,7 +338,7 @@ print(ask(json.dumps(good).encode()))
         attacked = await self.attack(program)
         self.assertEqual(attacked.text, "served\n")
 
-    async def test_path_swapped_for_a_link_shows_a_run_no_file_of_the_machine(self) -> None:
+    async def test_run_reads_no_outside_file_through_a_path_swapped_for_a_link(self) -> None:
         # The evaluator knows where its directories lie on the machine.
         outside = self.daemon.state / "outside"
         outside.mkdir(exist_ok=True)

@@ -57,7 +57,7 @@ class StartTests(ServiceTestCase):
         self.assertIn("200 OK", self.machine.run(*proxy, "-c", asked))
         self.healthy()
 
-    def test_mended_configuration_serves_the_waiting_request(self) -> None:
+    def test_waiting_request_is_answered_after_the_configuration_is_fixed(self) -> None:
         self.configure("nonsense = 1")
         waiting = self.ask("GET", "/health")
         self.override("RestartSec=10ms")

@@ -122,7 +122,7 @@ class TryTests(TestCase):
         await until(lambda: "ready" in terminal.shown, "it runs")
         return terminal
 
-    async def test_signals_end_the_trial_with_their_status(self) -> None:
+    async def test_signal_cancels_the_trial_and_sets_the_exit_status(self) -> None:
         for number, status, more in (
             (signal.SIGINT, 1, []),
             (signal.SIGINT, 1, ["--watch"]),

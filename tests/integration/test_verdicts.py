@@ -69,7 +69,7 @@ class VerdictCase(DaemonTestCase):
 class OutputVerdicts(VerdictCase):
     """No output and no input of a program is cut without a word."""
 
-    async def test_output_that_cannot_be_written_is_an_error_and_no_verdict(self) -> None:
+    async def test_run_reports_an_error_and_no_verdict_if_output_cannot_be_written(self) -> None:
         print_much = "-- sh -c 'head -c 3000000 /dev/zero{}'"
         for stream, redirection, said in (
             ("stdout", ">~/out", "File too large"),
@@ -206,7 +206,7 @@ class SystemFiles(VerdictCase):
             for path in (await self.print_of(run + listed)).splitlines():
                 self.assertEqual(os.path.getsize(path), 0, run + path)
 
-    async def test_run_may_ask_for_a_path_that_is_readable_anyway(self) -> None:
+    async def test_read_option_accepts_system_paths_that_every_run_can_read(self) -> None:
         for path in (*READABLE, f"{READABLE[2]}/dpkg.list"):
             printed = await self.print_of(f"tawebeval-run --read {path} -- ls -d {path}")
             self.assertEqual(printed, f"{path}\n")

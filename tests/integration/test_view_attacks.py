@@ -43,7 +43,7 @@ class ViewAttacks(AttackCase):
         self.assertIn("EVALUATION_DATA_BEGIN", text(events))
         self.assertNotIn(identifier, text(events))
 
-    async def test_evaluator_sees_only_users_processes_and_devices_of_the_sandbox(self) -> None:
+    async def test_evaluator_sees_no_users_processes_or_devices_outside_the_sandbox(self) -> None:
         attacked = await self.attack_by(
             "for p in /proc/[0-9]*; do cat $p/comm; done; echo ---;"
             " cut -d: -f1 /etc/passwd /etc/group; id -un; hostname; echo ---;"
@@ -64,7 +64,7 @@ class ViewAttacks(AttackCase):
         self.assertLessEqual({*devices.split()}, {*harmless, "/dev/pts/ptmx"})
         self.assertEqual(harm, "")
 
-    async def test_next_run_finds_nothing_of_the_one_before(self) -> None:
+    async def test_next_evaluation_finds_nothing_left_by_the_previous_evaluation(self) -> None:
         for _ in range(3):
             attacked = await self.attack(views.LEAVE)
             self.assertEqual(attacked.status["state"], "finished")
@@ -72,7 +72,7 @@ class ViewAttacks(AttackCase):
 
 
 class PathAttacks(AttackCase):
-    async def test_path_exchanged_for_a_link_gives_no_foreign_file(self) -> None:
+    async def test_file_event_has_no_outside_file_if_the_path_is_swapped_for_a_link(self) -> None:
         secret = self.folder / "secret"
         secret.write_text("a secret")
         attacked = await self.attack(views.SWAP, str(secret))

@@ -221,7 +221,7 @@ class ParentTests(CgroupsTestCase):
         self.patch(self.machine, "write", refuse)
         self.check(self.machine.open(), {"cpu"}, "other processes are in the cgroup")
 
-    def test_kernel_refusal_disables_only_the_limits_that_need_the_file(self) -> None:
+    def test_refused_cgroup_file_disables_only_the_limits_that_need_the_file(self) -> None:
         for end, number, enforced, words in (
             ("/git", errno.ENOSPC, ALL - {"weight"}, "/git: No space left on device"),
             ("/probe/memory.max", errno.EPERM, LESS, "memory"),
@@ -254,7 +254,7 @@ class ParentTests(CgroupsTestCase):
         self.machine.open().remove_all_cgroups()
         self.assertEqual(control.read_text(), "memory")
 
-    def test_close_that_cannot_move_the_daemon_back_removes_evaluations(self) -> None:
+    def test_close_removes_evaluation_cgroups_if_the_daemon_cannot_be_moved_back(self) -> None:
         cgroups = self.machine.open()
         cgroups.make_evaluation_cgroup("abc", LIMITS)
         self.machine.refusals |= {"/own/cgroup.procs": errno.EACCES}
@@ -283,7 +283,7 @@ class ParentTests(CgroupsTestCase):
         found = {path.name for path in self.machine.own.iterdir() if path.is_dir()}
         self.assertEqual(found, {*kept, "tawebeval-x"})
 
-    def test_cgroups_of_a_process_that_proc_hides_are_kept(self) -> None:
+    def test_cgroup_of_a_live_starter_is_kept_if_proc_hides_the_starter(self) -> None:
         self.patch(os.path, "exists", lambda path: False)
         beside = self.machine.own / f"tawebeval-starter-{os.getpid()}"
         self.machine.make(beside)
@@ -329,7 +329,7 @@ class AttachTests(CgroupsTestCase):
         self.assertEqual(group.procs_files, [f"{path}/evaluator/cgroup.procs"])
         self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
 
-    def test_next_daemon_finds_cgroups_of_evaluations_that_outlived_the_last(self) -> None:
+    def test_next_daemon_finds_the_cgroup_of_an_evaluation_that_is_still_running(self) -> None:
         own = self.machine.own
         cgroups = self.attach()
         group = cgroups.make_evaluation_cgroup("abc", LIMITS)
@@ -426,7 +426,7 @@ class GroupTests(CgroupsTestCase):
                 group.read_usage(waited).peak_memory_bytes, 90 * MIB, "no cache was left"
             )
 
-    def test_memory_peak_before_linux_5_19_is_measured_by_the_checks(self) -> None:
+    def test_limit_checks_measure_peak_memory_if_the_kernel_has_no_memory_peak_file(self) -> None:
         group = self.make_group()
         self.path(group, "memory.peak").unlink()
         self.assertEqual(group.read_usage(None).peak_memory_bytes, None)
@@ -463,7 +463,7 @@ class GroupTests(CgroupsTestCase):
         self.assertTrue(used(11))
         self.assertTrue(used(11), "it stays so")
 
-    def test_cpu_time_that_the_cgroup_does_not_tell_is_measured_by_process(self) -> None:
+    def test_cpu_time_is_measured_by_process_if_cpu_stat_is_malformed(self) -> None:
         group = self.make_group()
         self.put(group, "cpu.stat", "?")
         clock = Clock()
@@ -508,13 +508,13 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
         self.assertEqual(group.find_exceeded_limits(), frozenset(), "what was so before counts")
 
-    def test_removal_that_is_refused_is_not_waited_for(self) -> None:
+    def test_remove_cgroup_raises_at_once_if_the_removal_is_refused(self) -> None:
         group = self.make_group()
         self.machine.refusals["/evaluation-abc"] = errno.EACCES
         self.assertRaises(PermissionError, group.remove_cgroup)
         self.assertEqual(self.machine.slept, 0)
 
-    def test_cgroup_whose_limits_cannot_be_set_is_removed(self) -> None:
+    def test_new_cgroup_is_removed_if_a_limit_cannot_be_set(self) -> None:
         cgroups = self.machine.open()
         for end in ("/evaluation-abc/pids.max", "/evaluation-abc"):
             self.machine.refusals = {end: errno.ENOSPC}

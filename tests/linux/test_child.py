@@ -99,7 +99,7 @@ class InheritedStdoutTests(ChildCase):
 
 
 class EndTests(ChildCase):
-    async def test_children_that_end_together_are_told_apart(self) -> None:
+    async def test_each_child_reports_its_own_exit_status_if_several_end_together(self) -> None:
         statuses = (0, 1, 77, 255)
         children = [self.shell(f"echo {status}; exit {status}") for status in statuses]
         for status, child in zip(statuses, children, strict=True):
@@ -109,7 +109,7 @@ class EndTests(ChildCase):
             self.assertEqual((reason.exitCode, reason.signal), (status, None))
             self.assertFalse(child.transport.is_running)
 
-    async def test_signal_reaches_the_group_and_nobody_after_the_end(self) -> None:
+    async def test_signal_reaches_the_process_group_and_is_ignored_after_the_end(self) -> None:
         for number in (signal.SIGHUP, signal.SIGKILL):
             child = self.shell("sleep 600 & echo ready; wait")
             while not child.printed[1]:
@@ -167,7 +167,9 @@ class FailureTests(ChildCase):
 
 
 class InheritanceTests(ChildCase):
-    async def test_child_has_what_it_is_given_and_nothing_else_of_the_daemon(self) -> None:
+    async def test_child_inherits_only_the_given_environment_directory_and_descriptors(
+        self,
+    ) -> None:
         self.patch(os, "environ", {**os.environ, "SECRET": "of the daemon"})
         self.addCleanup(os.umask, os.umask(0o077))
         reading, writing = os.pipe()

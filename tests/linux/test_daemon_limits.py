@@ -81,7 +81,7 @@ class ProcessesTests(CeilingsTestCase):
         more = msgspec.structs.replace(USUAL, repositories=RepositoryFetchSettings(fetches=5))
         self.assertEqual(count_needed_processes(more) - count_needed_processes(USUAL), 16)
 
-    def test_allowed_processes_are_the_least_of_user_and_groups(self) -> None:
+    def test_allowed_processes_are_the_lowest_limit_of_the_user_and_the_cgroups(self) -> None:
         machine = FakeMachine(Path(self.mktemp()).absolute())
         own = machine.own
         self.patch(daemon_limits, "find_own_cgroup", lambda: str(own))
@@ -96,7 +96,7 @@ class ProcessesTests(CeilingsTestCase):
         self.hard = {resource.RLIMIT_NPROC: 300}
         self.assertEqual(count_allowed_processes(), 300)
 
-    def test_machine_without_cgroups_has_no_limit_of_theirs(self) -> None:
+    def test_allowed_processes_are_unlimited_without_cgroups(self) -> None:
         self.patch(daemon_limits, "find_own_cgroup", lambda: None)
         self.assertIsNone(count_allowed_processes())
 

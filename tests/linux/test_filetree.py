@@ -116,7 +116,7 @@ class CopyTests(SynchronousTestCase):
         self.assertEqual(len(list(walk_tree(copied))), 1101)
         os.stat(f"{path}/file", dir_fd=copied)
 
-    def test_tree_that_its_owner_may_not_read_is_not_measured(self) -> None:
+    def test_measure_tree_counts_files_and_fails_on_an_unreadable_path(self) -> None:
         source, _ = self.folders()
         self.addCleanup(remove_tree, source.parent.resolve())  # trial could not
         (source / "directory").mkdir()
@@ -156,7 +156,7 @@ class CopyTests(SynchronousTestCase):
         found = {path for path, _ in walk_tree(top) if path.startswith(f"./{above}/")}
         self.assertEqual(found, expected | {f"./{above}/{1:0250}/last"})
 
-    def test_copy_has_the_times_of_the_source_except_its_top(self) -> None:
+    def test_copy_has_the_times_of_the_source_except_the_top_directory(self) -> None:
         source, target = self.folders()
         (source / "directory").mkdir()
         (source / "directory" / "program").write_text("x")
@@ -291,7 +291,7 @@ class RemoveTests(SynchronousTestCase):
         self.assert_removed()
         self.assert_removed()  # without error
 
-    def test_names_that_look_like_options_or_are_not_utf_8_are_removed(self) -> None:
+    def test_files_with_names_like_options_or_not_in_utf_8_are_removed(self) -> None:
         for name in (b"-rf", b"--", b"\xff\n", b" "):
             os.mkdir(os.fsencode(self.tree) + b"/" + name)
         odd = self.root / "-x"
@@ -345,7 +345,7 @@ class DiskFaultsTests(SynchronousTestCase):
         with add_path_to_errors(PATH):
             pass
 
-    def test_quota_counts_as_full_disk(self) -> None:
+    def test_exceeded_quota_counts_as_full_disk(self) -> None:
         for number, full in ((errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EROFS, False)):
             said = os.strerror(number)
             error = self.raised(number, said)

@@ -127,5 +127,5 @@ class HiddenProcessTests(SynchronousTestCase):
             {"ended": [True, True, True], "status": 0},
         )
 
-    def test_hidden_process_with_the_number_of_an_ended_program_is_spared(self) -> None:
+    def test_starter_spares_a_hidden_process_that_reuses_the_pid_of_an_ended_program(self) -> None:
         self.assertEqual(self.run_hidden(*_PYTHON_OF_USER, _BEGIN + _STRANGER), {"lives": True})

@@ -21,7 +21,7 @@ class SealedFileTests(SynchronousTestCase):
         self.assertRaises(PermissionError, os.write, again, b"x")
         self.assertEqual(os.read(sealed, 100), b"content")
 
-    def test_file_that_cannot_be_written_is_closed(self) -> None:
+    def test_memfd_is_closed_if_the_write_fails(self) -> None:
         def fail(*_: object) -> int:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 

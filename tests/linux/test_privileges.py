@@ -38,13 +38,13 @@ class RefusalTests(SynchronousTestCase):
         self.patch(os, "getresuid", lambda: (1000, 1000, 1000))
         check_user_and_locale()
 
-    def test_locale_whose_file_names_are_not_utf_8_is_refused(self) -> None:
+    def test_locale_without_utf_8_file_names_is_refused(self) -> None:
         self.patch(sys, "getfilesystemencoding", lambda: "iso8859-1")
         error = self.assertRaises(ConfigurationError, check_user_and_locale)
         self.assertIn("file names in iso8859-1, not in UTF-8", str(error))
         self.assertIn("LC_ALL=C.UTF-8", str(error))
 
-    def test_user_option_refuses_root_its_group_and_unknown_users(self) -> None:
+    def test_user_option_refuses_root_members_of_the_root_group_and_unknown_users(self) -> None:
         self.check_refused("adduser --system", "nobody-of-this-name")
         self.check_refused("'root' is root", "root")
         self.patch(os, "getgrouplist", lambda *_: [65534, 0])
@@ -123,7 +123,7 @@ print(sorted(sys.modules.keys() - before))
 
 
 class ExecutionTests(SynchronousTestCase):
-    def test_command_has_nothing_of_root(self) -> None:
+    def test_executed_command_has_no_user_group_or_capability_of_root(self) -> None:
         if os.geteuid():
             raise SkipTest("only root can become another user: run the tests as root")
         uid, gid, groups, *rest = printed_by(_EXECUTE).splitlines()

@@ -44,7 +44,7 @@ os.wait()
 
 
 class MeasureTests(SynchronousTestCase):
-    def test_time_of_descendants_counts_whether_they_run_or_were_waited_for(self) -> None:
+    def test_cpu_time_includes_running_and_reaped_descendants(self) -> None:
         command = [sys.executable, "-S", "-c", BURN_IN_CHILDREN]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as one:
             assert one.stdout is not None

@@ -119,7 +119,7 @@ class FindProcessTests(ProcessCase):
         self.check(child, ended=True)
         self.assertFalse(is_alive(inner))
 
-    def test_process_whose_main_thread_has_ended_is_found(self) -> None:
+    def test_process_is_found_after_the_main_thread_has_ended(self) -> None:
         child = self.begin(self.dead / "e", ("/usr/bin/python3", "-c", THREAD_ALONE))
         assert child.stdout is not None
         self.assertEqual(child.stdout.readline(), b"there\n")
@@ -163,7 +163,7 @@ class FindProcessTests(ProcessCase):
         self.assertEqual(error.errno, errno.EMFILE)
         self.check(child, ended=True)
 
-    def test_process_that_hangs_is_waited_for_some_seconds_and_logged(self) -> None:
+    def test_kill_logs_a_process_that_survives(self) -> None:
         child = self.begin(self.dead / "e")
         self.patch(module, "_MAX_SECONDS", 0.05)
         self.patch(module, "send_signal", lambda pid, number: None)

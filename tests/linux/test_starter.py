@@ -173,7 +173,7 @@ class StartTests(ProgramCase):
         self.assertFalse(os.get_inheritable(started.overlay_descriptor))
         self.assertEqual(self.run_program(sh("ls /proc/self/fd")), (0, b"0\n1\n2\n3\n"))
 
-    def test_message_whose_descriptor_is_lost_is_an_error(self) -> None:
+    def test_receive_message_fails_if_the_descriptor_cannot_be_received(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.addCleanup(ours.close)
         self.addCleanup(theirs.close)
@@ -204,7 +204,7 @@ class StartTests(ProgramCase):
             self.assertEqual(self.client.list_programs(), set())
         self.assertEqual(self.run_program(true), (0, b""))
 
-    def test_too_long_error_report_fails_only_the_start_it_belongs_to(self) -> None:
+    def test_overlong_start_error_fails_the_start_and_leaves_other_programs_running(self) -> None:
         self.client.start_program(self.locate(), sh("sleep 60"))
         launch = LaunchSpec(["/bin/true"], {}, f"/{'x' * starter.MAX_MESSAGE_BYTES}")
         error = self.assertRaises(OSError, self.client.start_program, self.locate("long"), launch)
@@ -243,7 +243,7 @@ class StartTests(ProgramCase):
         client.start_program(few.directory / "c", sh(""))
         self.assertEqual(client.wait_for_program(few.directory / "c", PATIENCE)[0], 0)
 
-    def test_program_of_a_client_that_has_gone_is_killed(self) -> None:
+    def test_starter_kills_a_program_if_the_client_disconnects_before_the_answer(self) -> None:
         self.locate().mkdir()
         content = sh("sleep 60").build_json_object()
         (self.locate() / "start").write_text(json.dumps(content))
@@ -290,7 +290,7 @@ class OutputTests(ProgramCase):
             self.assertEqual(self.run_program(sh("echo done"), str(number)), (0, b"done\n"))
         self.assertGreater((self.locate("busy") / "stdout").stat().st_size, 0)
 
-    def test_program_whose_pipe_is_slow_to_read_is_read_no_more(self) -> None:
+    def test_starter_stops_reading_output_if_reads_take_too_much_cpu_time(self) -> None:
         program = """
 import os, select, sys
 reading, writing = os.pipe()
@@ -326,7 +326,7 @@ class FullDiskTests(ProgramCase):
     def limit_files(self, size: int) -> None:
         resource.prlimit(self.starter.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
-    def test_pipe_is_read_no_more_once_the_file_takes_no_byte(self) -> None:
+    def test_stored_output_has_no_gap_after_a_failed_write(self) -> None:
         program = "import os\nfor i in range(30000): os.write(1, b'%d ' % i)"
         self.client.start_program(
             self.locate(), LaunchSpec([sys.executable, "-c", program], {}, "/")
@@ -512,7 +512,7 @@ class LifeTests(ProgramCase):
             parent.kill()
         eventually(lambda: has_process_ended(pidfd))
 
-    def test_directory_that_others_may_enter_is_refused(self) -> None:
+    def test_starter_refuses_a_socket_directory_open_to_other_users(self) -> None:
         folder = self.starter.directory / "open"
         folder.mkdir(mode=0o755)
         error = self.assertRaises(OSError, spawn_starter, folder / "socket")
@@ -531,7 +531,7 @@ class LifeTests(ProgramCase):
         self.patch(starter, "PROTOCOL_VERSION", starter.PROTOCOL_VERSION + 1)
         self.assertRaises(ConfigurationError, self.starter.connect)
 
-    def test_starter_that_does_not_answer_is_not_waited_for(self) -> None:
+    def test_connecting_to_a_starter_that_does_not_answer_times_out(self) -> None:
         self.patch(starter_client, "_TIMEOUT", struct.pack("ll", 0, 50_000))
         self.starter.process.send_signal(signal.SIGSTOP)
         self.addCleanup(self.starter.process.send_signal, signal.SIGCONT)
@@ -587,7 +587,7 @@ class BrokerTests(ProgramCase):
         self.assertFalse(is_alive(broker))  # before the end is told
         self.assertEqual(self.talk(path), b"")
 
-    def test_program_that_does_not_connect_has_no_broker(self) -> None:
+    def test_broker_is_not_started_unless_the_program_connects(self) -> None:
         self.start(command=":")
         self.wait_for_exit()
         self.assertFalse((self.locate() / "broker-stderr").exists())
@@ -645,7 +645,7 @@ class AttachedTests(StarterCase):
         self.assertIsNone(await lost)
         self.client.signal_program(Path("/none"), 9)  # does nothing
 
-    async def test_requests_wait_without_blocking_for_a_starter_that_reads_none(self) -> None:
+    async def test_requests_are_queued_while_the_starter_reads_nothing(self) -> None:
         self.client.attach_reactor(reactor)
         os.kill(self.starter.pid, signal.SIGSTOP)
         for _ in range(1000):
@@ -656,7 +656,7 @@ class AttachedTests(StarterCase):
             await turn()
         self.assertGreaterEqual(self.client.fileno(), 0)
 
-    async def test_starter_that_takes_no_requests_any_more_is_lost(self) -> None:
+    async def test_client_loses_the_starter_if_too_many_requests_are_queued(self) -> None:
         self.patch(starter_client, "_MAX_REQUESTS", 1)
         self.client.attach_reactor(reactor)
         self.client.watch_program(Path("/none"), self.on_program_state)

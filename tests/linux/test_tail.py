@@ -168,7 +168,7 @@ class TailedProcessTests(SynchronousTestCase):
         process.signal_group(signal.SIGKILL)  # the number may be another's
         self.assertEqual(self.starter.asked, ["close"])
 
-    def test_process_that_printed_nothing_can_be_replaced_by_another(
+    def test_silent_process_can_be_replaced_by_another_process(
         self,
     ) -> None:
         process = self.connect()
@@ -185,7 +185,7 @@ class TailedProcessTests(SynchronousTestCase):
         self.assertIsNone(process.lost_reason)
         self.assertEqual(self.protocol.told[-1], "ended")
 
-    def test_output_is_lost_if_an_empty_stdout_replaces_one_that_was_read(self) -> None:
+    def test_process_is_lost_if_an_empty_file_replaces_stdout_after_a_read(self) -> None:
         process = self.connect()
         self.print(b"one")
         (self.directory / "new").touch()
@@ -233,7 +233,7 @@ class TailedProcessTests(SynchronousTestCase):
         self.assertEqual(self.protocol.printed[1], b"later")
         self.assertIsInstance(self.successResultOf(self.protocol.ended), ProcessDone)
 
-    def test_process_ends_although_both_files_have_shrunk_before(self) -> None:
+    def test_process_end_is_reported_after_both_files_have_shrunk(self) -> None:
         process = self.connect()
         for name in ("stdout", "stderr"):
             self.print(b"some", name)
@@ -279,7 +279,7 @@ class TailedProcessTests(SynchronousTestCase):
         self.assertEqual(self.starter.asked, [signal.SIGKILL])
         self.assertIn("No space left", process.lost_reason or "")
 
-    def test_file_that_shrinks_or_cannot_be_read_kills_the_process(self) -> None:
+    def test_shrunk_output_file_kills_the_process(self) -> None:
         process = self.connect()
         self.print(b"some")
         os.truncate(self.directory / "stdout", 2)
@@ -312,7 +312,7 @@ class TailedProcessTests(SynchronousTestCase):
 
 
 class KilledReaderTests(StarterCase):
-    def test_readers_that_are_killed_lose_and_repeat_no_byte(self) -> None:
+    def test_killed_readers_lose_and_repeat_no_byte(self) -> None:
         lines = "import sys\nfor i in range(200000): print(i, flush=i % 97 == 0)\nsys.exit(5)"
         launch = LaunchSpec([sys.executable, "-c", lines], {}, "/")
         directory = self.directory / "program"
@@ -433,7 +433,7 @@ class TailTests(SynchronousTestCase):
         self.tail.on_change()
         self.assertEqual(self.ends, [f"the file of {self.path.name} cannot be read: I/O error"])
 
-    def test_file_system_without_nonblocking_reads_is_read_at_once(self) -> None:
+    def test_file_is_read_directly_if_the_file_system_lacks_nonblocking_reads(self) -> None:
         def fail(*arguments: object) -> int:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
@@ -459,7 +459,7 @@ class TailTests(SynchronousTestCase):
             self.clock.advance(0)
         self.assertEqual(len(self.received), 70_000)
 
-    def test_tail_that_pauses_while_a_thread_reads_takes_the_bytes_later(self) -> None:
+    def test_bytes_read_by_a_thread_during_a_pause_are_delivered_after_resume(self) -> None:
         self.print(b"abc")
         self.uncache()
         self.tail.on_change()

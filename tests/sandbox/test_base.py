@@ -29,7 +29,7 @@ class ProcessLimitTests(CellTestCase):
         run: Any = self.no_cell()
         return run.make_launch_spec(*arguments)
 
-    def test_memory_is_limited_by_process_where_no_cgroup_limits_it(self) -> None:
+    def test_data_rlimit_is_set_only_if_no_cgroup_limits_memory(self) -> None:
         for enforced in ((), ("memory",)):
             self.cgroups.enforced_resources = frozenset(enforced)
             launch = self.make_launch_spec("./it --now", ENVIRONMENT, Path("/some/where"))
@@ -64,7 +64,7 @@ class ProcessLimitTests(CellTestCase):
 
 
 class GroupTests(CellTestCase):
-    def test_cgroup_that_stays_is_an_error_and_is_removed_later(self) -> None:
+    def test_close_fails_if_the_cgroup_cannot_be_removed_and_can_be_repeated(self) -> None:
         cell = self.started()
         self.cgroups.group.stays = OSError(16, "Device or resource busy")
         for _ in range(2):
@@ -85,7 +85,7 @@ class GroupTests(CellTestCase):
 
 
 class ProcessTests(CellTestCase):
-    def test_started_process_is_in_its_cgroup_and_connected_from_its_beginning(self) -> None:
+    def test_started_process_joins_the_cgroup_and_its_output_is_read_from_offset_0(self) -> None:
         self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
         run = self.no_cell()
         started = run.start_evaluator("x", ENVIRONMENT, Path("/"))
@@ -135,7 +135,7 @@ class NoSandboxTests(CellTestCase):
         cell.start_evaluator("x", ENVIRONMENT, Path("/"))
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
 
-    def test_signal_reaches_the_group_and_processes_that_have_left_it(self) -> None:
+    def test_signal_reaches_the_group_and_descendants_outside_the_group(self) -> None:
         done: list[object] = []
         self.patch(module, "list_descendant_pids", lambda pid: done.append(pid) or [31, 32])
         self.patch(module, "send_signal", lambda pid, number: done.append((pid, number)))
@@ -143,7 +143,7 @@ class NoSandboxTests(CellTestCase):
         self.no_cell().send_signal(self.child, signal.SIGTERM)
         self.assertEqual(done, [NO_PROCESS, signal.SIGTERM, (31, 15), (32, 15)])
 
-    def test_process_group_and_processes_that_have_left_it_are_killed(self) -> None:
+    def test_process_group_and_all_processes_of_the_evaluation_directory_are_killed(self) -> None:
         asked: list[object] = []
         self.patch(
             module,

@@ -63,7 +63,7 @@ class LimitTests(CellTestCase):
         group.submission_peak_memory_bytes = 3 * MIB
         self.check("memory", "memory", "it and the submission's programs (3 MiB) used over {}")
 
-    def test_processor_time_of_the_cgroup_counts_with_a_second_allowed(self) -> None:
+    def test_processor_time_of_the_cgroup_over_the_limit_is_reported(self) -> None:
         self.cgroups.group.used = ResourceUsage(30.0, None)
         self.check_none()
         self.cgroups.group.used = ResourceUsage(30.01, None)
@@ -96,7 +96,7 @@ class LimitTests(CellTestCase):
         self.disk.last_usage = DiskUsage(has_uncounted_deep_directories=True)
         self.check("disk", "disk_files", "{} files and directories")
 
-    def test_largest_file_is_a_reason_at_the_final_check_only(self) -> None:
+    def test_too_large_file_is_reported_only_at_the_final_check(self) -> None:
         self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB - 1)
         self.check_none(final=True)
         self.disk.last_usage = DiskUsage(largest_file_bytes=5 * MIB)
@@ -118,7 +118,7 @@ class LimitTests(CellTestCase):
         self.assertIn(f"under {format_size(value)} (limits.free_disk)", error.message)
         self.assertIn("files take 1 MiB", error.message)
 
-    def test_nearly_full_disk_explains_a_small_run_if_nothing_is_free(self) -> None:
+    def test_disk_below_1_mib_free_explains_the_failure_of_a_small_run(self) -> None:
         self.disk.last_usage = DiskUsage(disk_bytes=MIB - 1)
         self.disk.free_bytes = MIB
         self.check_none(final=True)

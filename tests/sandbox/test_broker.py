@@ -112,7 +112,9 @@ class Requests(SynchronousTestCase):
                 parse_request(each)
 
     @given(st.lists(PATHS, max_size=4))
-    def test_no_target_is_a_path_of_the_system_or_within_another(self, targets: list[str]) -> None:
+    def test_no_mount_target_is_a_system_path_or_lies_within_another_target(
+        self, targets: list[str]
+    ) -> None:
         try:
             found = parse_request(request(read=[["/given", target] for target in targets]))
         except RequestRefused:

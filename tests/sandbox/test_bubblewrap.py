@@ -185,7 +185,7 @@ class DescriptorTests(BubblewrapTestCase):
         filters = self.launch.broker_specification.descriptors[3:]
         self.assertEqual([decode(each) for each in filters], [PROGRAM] * 2)
 
-    def test_filter_that_was_damaged_is_written_again_by_the_next_daemon(self) -> None:
+    def test_damaged_filter_file_is_rewritten_by_the_next_daemon(self) -> None:
         (filter_file,) = self.files.iterdir()
         filter_file.unlink()
         filter_file.touch()
@@ -211,7 +211,7 @@ class BrokerTests(BubblewrapTestCase):
             self.launcher.launched[-1].broker_socket_path, str(self.workspace.root / "runner")
         )
 
-    def test_broker_gets_its_program_its_configuration_and_the_socket(self) -> None:
+    def test_broker_gets_program_file_configuration_and_socket(self) -> None:
         broker = self.launch.broker_specification
         assert broker is not None
         self.assertEqual(broker.argv[-2:], ["/proc/self/fd/3", "tawebeval-broker"])
@@ -278,7 +278,7 @@ class SignalTests(BubblewrapTestCase):
         self.patch(kernel_files, "send_signal", lambda pid, number: self.sent.append((pid, number)))
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
-    def test_signal_reaches_all_processes_inside_and_kills_a_lone_first_one(self) -> None:
+    def test_signal_reaches_all_inside_processes_but_kills_a_lone_first_process(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for inside, sent, own in (
                 ([31, 32], [(31, number), (32, number)], []),
@@ -390,7 +390,7 @@ class AccountTests(SynchronousTestCase):
             {"passwd", "group", "init", EVALUATOR_TOOLS_DIRECTORY_NAME, BROKER_PROGRAM_FILE_NAME},
         )
 
-    def test_pyyaml_is_among_the_tools_as_it_is_installed(self) -> None:
+    def test_evaluator_tools_include_an_unchanged_copy_of_the_installed_pyyaml(self) -> None:
         lib = self.folder / EVALUATOR_TOOLS_DIRECTORY_NAME / "lib/judge"
         (installed,) = yaml.__path__
         for path in (*Path(installed).rglob("*.py"), *Path(installed).rglob("*.pyc")):
@@ -407,7 +407,7 @@ class AccountTests(SynchronousTestCase):
         error = self.assertRaises(OSError, write_sandbox_files, Path(self.mktemp()))
         self.assertIn("PyYAML has no source files", error.strerror)
 
-    def test_file_that_does_not_fit_on_the_disk_is_named_and_leaves_nothing(self) -> None:
+    def test_full_disk_error_names_the_file_and_leaves_no_partial_program(self) -> None:
         write_bytes = Path.write_bytes
         for full, is_whole in (
             ("init", True),
@@ -430,7 +430,7 @@ class AccountTests(SynchronousTestCase):
             left = [path.stem for path in folder.iterdir()]
             self.assertNotEqual(full in left, is_whole, full)
 
-    def test_first_process_is_an_unreadable_shell_that_returns_the_status(self) -> None:
+    def test_init_is_an_unreadable_shell_that_exits_with_the_status_of_the_command(self) -> None:
         init = self.folder / "init"
         self.assertEqual(stat.S_IMODE(init.stat().st_mode), 0o111)
         run = [init, "-c", WAIT, "/init", "99"]

@@ -90,7 +90,7 @@ class CountTests(DiskTestCase):
             self.write(self.top / name / "file", 2)
         self.assertEqual(measure_disk_usage(self.top, (), {"submission"}).file_count, 3)
 
-    def test_largest_file_is_one_that_the_run_has_changed(self) -> None:
+    def test_largest_file_size_ignores_files_unchanged_by_the_run(self) -> None:
         size = self.write(self.top / "one", 4)
         later = (self.top / "one").stat().st_ctime + 0.001
         use = measure_disk_usage(self.top, (), since=later)
@@ -253,13 +253,13 @@ threading.Thread(target=hold).start()
         pid = self.start(f"exec {shlex.quote(sys.executable)} -c '{program}'")
         self.assertGreaterEqual(self.count(pid).disk_bytes, 102400)
 
-    def test_file_that_is_open_twice_takes_its_room_once(self) -> None:
+    def test_unlinked_file_open_on_two_descriptors_counts_once(self) -> None:
         pid = self.start("exec 3>file 4>>file; rm file; head -c 102400 /dev/zero >&3")
         use = self.count(pid, pid)
         self.assertGreaterEqual(use.disk_bytes, 102400)
         self.assertLess(use.disk_bytes, 2 * 102400)
 
-    def test_open_file_with_a_name_is_counted_where_it_lies(self) -> None:
+    def test_open_file_with_a_name_counts_once(self) -> None:
         pid = self.start("exec 3>file")
         self.assertEqual(self.count(pid).file_count, 1)
 
@@ -273,7 +273,7 @@ sys.stdin.readline()
 """
         return self.start(f"exec {shlex.quote(sys.executable)} -c '{program}'")
 
-    def test_files_on_other_devices_take_no_room(self) -> None:
+    def test_open_files_on_other_devices_do_not_count(self) -> None:
         pid = self.start_with_file_in_memory()
         self.assertEqual(self.count(pid), DiskUsage())
 
@@ -362,7 +362,7 @@ class WatchTests(SynchronousTestCase):
             self.look(counts=1)
             self.look(counts=0)
 
-    def test_each_check_that_finds_less_free_space_than_the_floor_counts(self) -> None:
+    def test_each_check_counts_files_while_free_space_is_below_the_floor(self) -> None:
         self.watch = DiskMeter(
             Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds, floor=18_000
         )
@@ -378,7 +378,7 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(self.watch.measure_usage(counts=False), DiskUsage())
         self.assertEqual((self.watch.free_bytes, self.count), (18_000, 0))
 
-    def test_each_check_counts_while_the_disk_limit_is_exceeded(self) -> None:
+    def test_each_check_counts_files_while_the_disk_limit_is_exceeded(self) -> None:
         for use in (
             DiskUsage(disk_bytes=1201, file_count=20),
             DiskUsage(disk_bytes=200, file_count=121),

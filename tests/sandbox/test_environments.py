@@ -119,7 +119,7 @@ class ViewTests(RootTestCase):
         self.assertNotIn("/etc/resolv.conf", self.options())
         self.assertIn("/etc/resolv.conf", self.options(network=True))
 
-    def test_readable_path_that_a_root_lacks_gets_a_mount_point(self) -> None:
+    def test_readable_path_missing_in_a_root_gets_a_mount_point(self) -> None:
         shown = self.options("/opt/tool/new", "/srv/data", "/usr/bin/dash")
         self.assertNotIn("/opt", shown)
         self.assertNotIn("/opt/tool", shown)
@@ -147,7 +147,7 @@ class ViewTests(RootTestCase):
         self.options()
         self.assertRaises(OSError, self.options, "/opt/new")
 
-    def test_first_process_is_a_copy_of_the_shell_made_once(self) -> None:
+    def test_shell_of_a_root_is_copied_again_only_after_a_change(self) -> None:
         view = self.view()
         self.assertEqual(view.shell.stat().st_mode & 0o7777, 0o111)
         self.assertEqual(
@@ -264,7 +264,7 @@ class StoreTests(SynchronousTestCase):
             self.assertIn("tar failed: ", self.refuse(self.archive(*members)))
         self.assertEqual(os.listdir(outside), [])
 
-    def test_import_of_anything_but_an_archive_of_a_root_is_refused(self) -> None:
+    def test_import_refuses_anything_but_a_root_archive(self) -> None:
         text = self.folder / "text"
         text.write_text("no archive\n")
         self.assertIn("tar failed: ", self.refuse(text))
@@ -276,7 +276,7 @@ class StoreTests(SynchronousTestCase):
         message = self.refuse(self.archive())
         self.assertIn("the archive has no program /usr/bin/prlimit; install util-linux", message)
 
-    def test_archive_of_layers_is_refused_with_the_command_that_makes_a_root(self) -> None:
+    def test_archive_of_image_layers_is_refused_with_a_hint_to_use_export(self) -> None:
         layers = self.folder / "layers.tar"
         with tarfile.open(layers, "w") as archive:
             for name in ("manifest.json", "blobs/sha256/0"):

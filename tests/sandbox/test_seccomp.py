@@ -219,7 +219,7 @@ class ArgumentTests(FilterTestCase):
         for option in (2, 7, 8, 15, 25, 27, 49, 53):
             self.assertEqual(self.ask("setsockopt", 0, SOL_SOCKET, option), ALLOW, option)
 
-    def test_sockets_are_of_unix_and_of_the_internet_if_allowed(self) -> None:
+    def test_unix_sockets_are_always_allowed_and_internet_sockets_if_configured(self) -> None:
         for internet in (False, True):
             self.filter = self.make(internet=internet)
             allowed = {UNIX, INET, INET6} if internet else {UNIX}
@@ -257,7 +257,7 @@ class FileTests(FilterTestCase):
         ]
         self.assertEqual(answers, [ALLOW, ERRNO | errno.EINVAL])
 
-    def test_calls_that_the_library_does_not_know_are_left_out(self) -> None:
+    def test_system_call_unknown_to_the_library_fails_with_enosys(self) -> None:
         known = seccomp.resolve_call
 
         def resolve(name: str) -> int | None:

@@ -126,7 +126,7 @@ class Events(SynchronousTestCase):
         found = self.sent(lambda: segi.send_file(name, content, "text/csv"))
         self.assertEqual(found, PrintedFile(name, "text/csv", content))
 
-    def test_equal_names_draw_the_same_and_other_names_differ(self) -> None:
+    def test_make_random_draws_equal_numbers_only_for_equal_names(self) -> None:
         os.environ["TURINGARENA_SEED"] = "7"
         self.addCleanup(os.environ.pop, "TURINGARENA_SEED")
         drawn = [segi.make_random(name).random() for name in ("", "", "a", "a", "b")]
@@ -433,7 +433,7 @@ class Options(SynchronousTestCase):
 class TimeLimits(SynchronousTestCase):
     """Limits of processor time where the evaluator has no sandbox."""
 
-    def test_own_sigxcpu_is_no_time_limit(self) -> None:
+    def test_sigxcpu_sent_by_the_program_is_not_reported_as_time_limit(self) -> None:
         result = segi.run(["sh", "-c", "kill -XCPU $$"], time=1)
         self.assertEqual((result.signal, result.reason), (24, None))
 
@@ -443,7 +443,7 @@ class TimeLimits(SynchronousTestCase):
 
 
 class Inputs(SynchronousTestCase):
-    def test_run_that_two_threads_close_is_closed_once(self) -> None:
+    def test_close_input_during_a_close_closes_the_descriptor_once(self) -> None:
         closed: list[int] = []
         with segi.start(["true"]) as program:
 

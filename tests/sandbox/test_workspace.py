@@ -190,7 +190,7 @@ class ReadFileTests(WorkspaceTestCase):
         self.refuse("../directory/missing/file")
         self.refuse("")
 
-    def test_file_of_the_limit_is_read_and_no_larger_one(self) -> None:
+    def test_file_at_the_size_limit_is_read_and_a_larger_file_refused(self) -> None:
         for size in (100, 101):
             (self.workspace.temporary_directory / str(size)).write_bytes(b"x" * size)
         self.assertEqual(len(self.read("../../tmp/100")), 100)

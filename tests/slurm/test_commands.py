@@ -42,7 +42,7 @@ class OptionTests(SynchronousTestCase):
             self.assertIn(option, options)
         self.assertEqual(options[-3:], ["--partition=main", "--qos=low", "--cpus-per-task=4"])
 
-    def test_node_is_excluded_unless_the_operator_has_excluded_others(self) -> None:
+    def test_exclude_option_for_the_lost_node_precedes_the_option_of_the_operator(self) -> None:
         runner = RunnerSettings(arguments=("--exclude=two",))
         options = list(build_srun_options(LimitSettings(), "name", runner, excluded_node="one"))
         self.assertEqual(options[-2:], ["--exclude=one", "--exclude=two"])

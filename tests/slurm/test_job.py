@@ -250,7 +250,7 @@ class StartTests(JobCase):
         self.assertEqual(list(self.commands.watchers), [first])
         self.assertEqual(self.starter.forgotten, [self.job.root])
 
-    def test_node_program_is_replaced_by_that_of_this_version(self) -> None:
+    def test_write_node_program_replaces_the_existing_program(self) -> None:
         program = self.tree.parent / "node"
         (program / "file").touch()
         self.assertEqual(write_node_program(self.tree.parent), program)
@@ -301,7 +301,7 @@ class JobTests(JobCase):
         self.queue("FAILED")
         self.assertEqual(list(self.commands.watchers), [self.job.name])
 
-    def test_end_of_srun_is_followed_by_a_read_of_the_state_at_once(self) -> None:
+    def test_state_file_is_read_as_soon_as_srun_ends(self) -> None:
         self.connect()
         self.write_state(wait_status=0, rusage=RUSAGE, is_output_complete=True)
         self.starter.listeners[self.job.root](ProgramState(wait_status=0, is_output_complete=True))
@@ -337,7 +337,7 @@ class JobTests(JobCase):
         self.queue("CANCELLED")
         self.assertIsNone(self.slurm_run.job_loss)
 
-    def test_job_goes_on_without_an_srun_that_was_killed(self) -> None:
+    def test_job_continues_after_srun_ends(self) -> None:
         self.connect()
         self.end_srun()
         self.queue("RUNNING", 100)
@@ -377,7 +377,7 @@ class JobTests(JobCase):
         self.assertIsNone(self.slurm_run.job_loss)
         self.assertEqual(self.run_.told, ["suspended", "restarted", "suspended"])
 
-    def test_srun_that_does_not_end_after_its_job_is_killed(self) -> None:
+    def test_srun_is_killed_if_still_running_some_time_after_the_job(self) -> None:
         self.connect()
         self.tell_end()
         self.assertEqual(self.starter.forgotten, [])
@@ -398,14 +398,14 @@ class JobTests(JobCase):
         error = self.failureResultOf(started, EvaluationFailure).value
         self.assertIn("invalid partition", error.message)
 
-    def test_node_that_cannot_start_the_evaluator_says_why(self) -> None:
+    def test_start_fails_with_the_reason_reported_by_the_node(self) -> None:
         started = self.follow()
         self.tell(error="/roots/gcc: No such file or directory")
         error = self.failureResultOf(started, EvaluationFailure).value
         self.assertIn("the node one could not run the evaluator: /roots/gcc", error.message)
         self.assertFalse((self.evaluation.output_directory / "stdout").exists())
 
-    def test_limit_that_the_node_reports_exceeded_is_the_failure(self) -> None:
+    def test_limit_reported_exceeded_by_the_node_is_the_failure_reason(self) -> None:
         self.connect()
         limits = self.slurm_run.run_limits
         for exceeded in ("cpu", "memory", "disk"):
@@ -447,7 +447,7 @@ class RepeatTests(JobCase):
         argv = list(launch.argv)
         return argv[: argv.index("--")]
 
-    def test_other_job_runs_the_evaluator_and_the_lost_one_is_removed(self) -> None:
+    def test_second_job_runs_the_evaluator_and_the_lost_job_is_removed(self) -> None:
         started = self.follow()
         self.queue("NODE_FAIL")
         self.assertEqual(list(self.commands.watchers), [self.job.name])
@@ -501,7 +501,7 @@ class RepeatTests(JobCase):
         self.check_loss("node")
         self.assertEqual(self.starter.started, [])
 
-    def test_evaluator_whose_new_output_cannot_be_read_is_lost(self) -> None:
+    def test_run_is_lost_if_the_output_of_the_second_job_cannot_be_read(self) -> None:
         self.connect()
         self.queue("NODE_FAIL")
         (self.evaluation.output_directory / "stderr").unlink()
@@ -509,7 +509,7 @@ class RepeatTests(JobCase):
         self.check_loss("lost")
         self.assertEqual(self.commands.watchers, {})
 
-    def test_output_of_a_lost_job_read_late_does_not_replace_new_output(self) -> None:
+    def test_late_read_of_a_lost_job_keeps_the_output_of_the_second_job(self) -> None:
         self.connect()
         lost = attrs.evolve(self.lost)
         self.queue("NODE_FAIL")
@@ -523,7 +523,7 @@ class RepeatTests(JobCase):
         self.pass_time()
         self.assertEqual(self.run_.stdout, b"one\ntwo\n")
 
-    def test_evaluator_stopped_while_its_output_is_read_is_not_begun_again(
+    def test_evaluator_is_not_run_again_if_stopped_during_the_check_of_the_output(
         self,
     ) -> None:
         self.connect()
@@ -571,7 +571,7 @@ class RepeatTests(JobCase):
         self.assertEqual(self.failureResultOf(started, EvaluationFailure).value.reason, "revoked")
         self.assertEqual(self.starter.started, [])
 
-    def test_job_of_a_starter_that_does_not_answer_is_ended(self) -> None:
+    def test_second_job_is_ended_if_the_starter_does_not_answer(self) -> None:
         self.starter.error = TimeoutError(110, "the starter of evaluators does not answer")
         started = self.follow()
         self.queue("NODE_FAIL")
@@ -580,7 +580,7 @@ class RepeatTests(JobCase):
         self.assertEqual(self.commands.watchers, {})
         self.assertIn(self.job.root, self.starter.forgotten)
 
-    def test_job_whose_start_is_cancelled_is_ended(self) -> None:
+    def test_second_job_is_ended_if_the_start_is_cancelled(self) -> None:
         run_in_thread = self.sandbox.threads.run_in_thread
 
         async def cancel_after(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -649,7 +649,7 @@ class ResumeTests(JobCase):
         self.check_loss("revoked")
         self.assertEqual(self.commands.watchers, {})
 
-    def test_run_that_cannot_be_resumed_ends_its_job(self) -> None:
+    def test_close_ends_the_job_after_a_failed_resume(self) -> None:
         for name in ("stdout", "stderr"):
             self.setUp()
             self.left_job.read_state()

@@ -121,7 +121,7 @@ class NodeJobTests(SynchronousTestCase):
         )
         self.assertEqual(state["exceeded_limit"], "cpu")
 
-    def test_removed_files_that_are_open_count(self) -> None:
+    def test_unlinked_open_files_count_towards_the_disk_limit(self) -> None:
         program = f'{shlex.quote(sys.executable)} -c "{_HOLD}; time.sleep(600)"; exit 0'
         state = self.finish(self.start("/bin/sh", "-c", program, disk=2**20))
         self.assertEqual(state["exceeded_limit"], "disk")

@@ -75,7 +75,7 @@ class PageTests(ArchiveTestCase):
         page = self.page(identifier, "?after=7&limit=1")
         self.assertEqual((page["begin"], page["end"], page["data"][0]["payload"]), ("7", "8", "\n"))
 
-    def test_evaluation_still_in_memory_is_read_there(self) -> None:
+    def test_evaluation_still_in_memory_is_not_read_from_the_archive(self) -> None:
         identifier = self.evaluate(PRINTED)
         self.finish()
         self.settle()
@@ -218,7 +218,7 @@ class StatusTests(ArchiveTestCase):
         self.assertEqual(self.listed(), identifiers)
         self.assertEqual(self.page(identifiers[1])["data"][0]["payload"], "line 0")
 
-    def test_list_makes_one_entry_more_than_it_shows_of_unarchived_evaluations(self) -> None:
+    def test_list_page_makes_only_one_entry_beyond_those_it_shows(self) -> None:
         stuck: list[Deferred[bool]] = [Deferred() for _ in range(4)]
         self.patch(EvaluationArchive, "store_evaluation", mock.Mock(side_effect=stuck))
         identifiers = []

@@ -91,7 +91,7 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(found, [("callers.tokens", (self.path,))])
         read_again(self.access)
 
-    def test_without_a_file_everybody_is_the_nameless_caller_without_rate(self) -> None:
+    def test_every_caller_is_nameless_and_unlimited_without_a_token_file(self) -> None:
         access = Authenticator(RateLimit(1, Clock().seconds))
         self.assertTrue(access.is_token_optional)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
@@ -133,7 +133,7 @@ class AccessTests(SynchronousTestCase):
         self.admit(self.alice)
         self.assertRaises(CallerQuotaExceeded, self.admit, self.alice)
 
-    def test_configured_token_file_wins_over_that_of_systemd(self) -> None:
+    def test_configured_token_file_takes_precedence_over_the_systemd_credential(self) -> None:
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
         for find, settings, name in (
             (find_token_file, CallerSettings, "tokens"),

@@ -50,7 +50,7 @@ class ChoiceTests(StreamTestCase):
         self.assertEqual(answer.headers["vary"], "Accept")
         self.page(identifier)
 
-    def test_http_1_0_has_no_json_lines_but_pages_and_server_sent_events(self) -> None:
+    def test_http_1_0_client_gets_pages_and_server_sent_events_but_no_json_lines(self) -> None:
         identifier = self.evaluate(b"a\n")
         self.finish()
         for accept, status, whole in (
@@ -178,7 +178,7 @@ class PageTests(StreamTestCase):
                 self.assertEqual(follower.events, events, kind)
         self.page(identifier, "?after=end&times=1")
 
-    def test_limit_and_times_hold_for_a_page_that_waits_and_the_link_of_head(self) -> None:
+    def test_waiting_page_obeys_limit_and_times_and_the_link_of_head_keeps_times(self) -> None:
         identifier = self.evaluate()
         waiting = self.ask("GET", f"/evaluation/{identifier}/events?wait=5&limit=1&times=1")
         self.print(b"a\n" * 100)
@@ -367,7 +367,7 @@ class EvictedEventsTests(StreamTestCase):
             self.threads.finish()
             self.turn()
 
-    def test_client_that_leaves_a_stream_of_evicted_events_leaves_nothing(self) -> None:
+    def test_disconnect_from_a_stream_of_evicted_events_leaves_nothing(self) -> None:
         follower = self.follow(LineFollower, self.identifier)
         follower.lose()
         self.settle()

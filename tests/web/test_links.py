@@ -181,7 +181,7 @@ class LinkTests(LinkTestCase):
 
 
 class TokenlessTests(WebTestCase):
-    def test_evaluation_over_the_bound_of_linked_ones_replaces_that_which_expires_first(
+    def test_new_link_over_the_limit_invalidates_the_link_that_expires_first(
         self,
     ) -> None:
         paths = [f"/evaluation/{self.evaluate()}" for _ in range(3)]
@@ -369,7 +369,7 @@ class StoreTests(LinkTestCase):
         )
         self.assertEqual(links.add_reader(object(), self.identifier, link, lambda: None), "alice")
 
-    def test_link_that_cannot_be_stored_is_refused_but_a_revocation_takes_effect(self) -> None:
+    def test_unstored_link_is_refused_but_an_unstored_revocation_takes_effect(self) -> None:
         link = self.share()
         self.store.error = StoreError()
         self.assertIn("its disk is full or fails", self.share(status=503)["detail"])

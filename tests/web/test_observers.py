@@ -114,7 +114,7 @@ class StreamTests(ObserverTestCase):
             self.check_nothing_left(identifier)
             self.check_whole(identifier, ["a", "\n", "b", "\n"])
 
-    def test_slow_observer_is_closed_at_discarded_events(self) -> None:
+    def test_slow_observer_is_cut_off_if_the_next_events_were_discarded(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.begin()
             follower = self.observe(kind, identifier)

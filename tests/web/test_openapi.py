@@ -205,7 +205,7 @@ class ContentTests(SynchronousTestCase):
 
 
 class RouteTests(WebTestCase):
-    def test_routes_and_methods_but_head_and_options_are_exactly_those_described(self) -> None:
+    def test_description_has_exactly_the_served_routes_except_head_and_options(self) -> None:
         # HEAD works like GET and OPTIONS everywhere, and both are described in words.
         routes = {
             (method, re.sub(r"<\w+>", "{}", rule.rule))

@@ -175,7 +175,7 @@ class JointListTests(SeveralTestCase):
         self.assertEqual(self.list_all("a", query="&metadata[team]=x+y"), wanted)
         self.assertIn("state: 'x' is no state", self.ask("a", "?state=x", 400).json()["detail"])
 
-    def test_daemon_asked_by_another_lists_its_own_and_asks_nobody(self) -> None:
+    def test_daemon_asked_by_a_peer_lists_own_evaluations_and_asks_no_other_peer(self) -> None:
         self.evaluate("a")
         mine = [self.evaluate("b") for _ in range(3)]
         listing = self.ask("b", Tawebeval_Own_List="2").json()
@@ -262,7 +262,7 @@ class UnavailablePeerTests(SeveralTestCase):
             self.ask("a")
             self.events.clear()
 
-    def test_daemon_whose_disk_does_not_answer_is_left_out_of_its_own_list(self) -> None:
+    def test_list_leaves_out_the_serving_daemon_if_its_disk_does_not_answer(self) -> None:
         registry = self.services["a"].context.registry
         busy = mock.AsyncMock(side_effect=ServerBusy("the disk does not answer", 5))
         with mock.patch.object(registry, "lister", mock.Mock(list_evaluations=busy)):
@@ -298,7 +298,7 @@ class UnavailablePeerTests(SeveralTestCase):
         self.ask("a", f"?after={end}", 400)
         self.assertEqual(self.warnings, [])
 
-    def test_lists_at_once_are_bounded_for_a_caller_and_for_all(self) -> None:
+    def test_concurrent_joint_lists_are_limited_per_caller_and_in_total(self) -> None:
         budget = self.services["a"].context.evaluation_lists.joint_lists_budget
         waiting: list[Deferred[Any]] = []
 
@@ -335,7 +335,7 @@ class RequestTests(SeveralTestCase):
             self.assertEqual(pairs["tawebeval-own-list"], [b"33"])
             self.assertEqual(set(pairs) & {"cookie", "x-forwarded-for", "origin"}, set())
 
-    def test_caller_refused_here_makes_no_request_elsewhere(self) -> None:
+    def test_unauthorized_request_is_not_sent_to_peers(self) -> None:
         connection = self.services["a"].connect()
         connection.request("GET /evaluations")
         self.assertEqual(connection.answer().status, 401)

@@ -23,7 +23,7 @@ from tests.fakes.world import read_again
 class WrongPathTests(WebTestCase):
     configuration = Configuration(http=HttpSettings(base_path="/judge"))
 
-    def test_404_names_the_path_and_where_all_are_listed(self) -> None:
+    def test_404_names_the_path_and_refers_to_the_list_of_paths(self) -> None:
         for path in ("/evalaute", "/judge/evaluations/", "/zzz", "/judge/evaluation/x%2f%2fevents"):
             detail = self.request("GET", path, 404).json()["detail"]
             self.assertTrue(detail.startswith("no resource at '/"), detail)
@@ -123,7 +123,7 @@ class EventsTests(WebTestCase):
 
 
 class FormTests(WebTestCase):
-    def test_answer_has_the_older_name_of_the_identifier(self) -> None:
+    def test_answer_repeats_the_identifier_under_the_legacy_name_id(self) -> None:
         answer = self.post().json()
         self.assertEqual(answer["id"], answer["evaluation_id"])
 
@@ -138,7 +138,7 @@ class PageTests(WebTestCase):
         query = "" if after is None else f"&after={after}"
         return self.ask("GET", f"//evaluation_events?evaluation={identifier}{query}")
 
-    def test_legacy_poll_waits_by_itself(self) -> None:
+    def test_legacy_poll_waits_20_seconds_by_default(self) -> None:
         identifier = self.evaluate()
         asked = self.older(identifier)
         self.service.reactor.advance(19)
@@ -195,7 +195,7 @@ class WaitTests(WebTestCase):
         self.assertNoResult(asked)
         return asked
 
-    def test_prefer_wait_waits_among_other_preferences(self) -> None:
+    def test_wait_is_read_from_prefer_among_other_preferences(self) -> None:
         for header in (
             *("wait=20", 'respond-async, wait=20, x="y"', 'wait="20"', "  wait=20  "),
             *(
@@ -247,7 +247,7 @@ class WaitTests(WebTestCase):
         self.service.reactor.advance(5)
         self.assertEqual(self.answer(asked).headers["preference-applied"], "wait=5")
 
-    def test_wait_is_capped_and_the_answer_says_to_what(self) -> None:
+    def test_wait_is_capped_and_preference_applied_names_the_cap(self) -> None:
         for seconds in ("31", "2147483647", "9" * 15):
             for query, headers in ((f"?wait={seconds}", {}), ("", {"Prefer": f"wait={seconds}"})):
                 asked = self.wait(query, **headers)
@@ -256,7 +256,7 @@ class WaitTests(WebTestCase):
                 self.assertEqual(applied, "wait=30", (query, headers))
                 self.finish()
 
-    def test_client_that_leaves_a_poll_leaves_nothing(self) -> None:
+    def test_disconnect_from_a_poll_leaves_nothing(self) -> None:
         identifier = self.evaluate()
         calls = len(self.service.reactor.getDelayedCalls())
         connection = self.connect()

@@ -13,7 +13,7 @@ from tests.fakes.clients import MULTIPART, Answer, Connection, form, parts
 
 
 class TokenTests(CallerTestCase):
-    def test_everything_but_health_page_and_options_needs_a_token(self) -> None:
+    def test_every_request_except_health_the_page_and_options_needs_a_token(self) -> None:
         for method, path in (
             ("GET", "/evaluation/x"),
             ("GET", "/evaluation/x/events"),
@@ -45,7 +45,7 @@ class TokenTests(CallerTestCase):
         connection.send(form(parts()))
         self.assertEqual(self.service.leftovers(), [])
 
-    def test_caller_neither_sees_nor_cancels_evaluations_of_another(self) -> None:
+    def test_caller_neither_sees_nor_cancels_evaluations_of_another_caller(self) -> None:
         place = self.begin("alice").headers["location"]
         self.child.print(b"a\n")
         unknown = self.call("GET", place, 404, "bob").json()
@@ -70,7 +70,7 @@ class TokenTests(CallerTestCase):
         self.assertEqual(connection.answer().status, 429)
         self.begin("bob")
 
-    def test_share_of_unread_results_is_429_until_one_is_read(self) -> None:
+    def test_caller_over_the_share_of_unread_results_gets_429_until_a_result_is_read(self) -> None:
         identifier = self.begin("alice").json()["evaluation_id"]
         self.begin("bob")
         for child in self.service.world.spawn.children:
@@ -85,7 +85,7 @@ class TokenTests(CallerTestCase):
         self.begin("alice")
         self.begin("bob", 429)
 
-    def test_rate_is_429_and_health_is_not_counted(self) -> None:
+    def test_request_over_the_rate_limit_is_429_and_health_is_not_counted(self) -> None:
         for _ in range(30):
             self.call("GET", "/evaluation/x", 404, "alice")
         answer = self.call("GET", "/evaluation/x", 429, "alice")
@@ -228,7 +228,7 @@ class PageTests(OriginTestCase):
 class OpenTests(OriginTestCase):
     configuration = Configuration(callers=CallerSettings(open=True))
 
-    def test_page_of_any_origin_submits_and_cancels_where_any_is_allowed(self) -> None:
+    def test_any_page_submits_and_cancels_if_all_origins_are_allowed(self) -> None:
         for origin in ("https://evil.example", "http://localhost", None):
             self.assertEqual(self.ask_from(origin).status, 200)
             self.assertEqual(self.ask_from(origin, "DELETE", "/evaluation/x").status, 404)

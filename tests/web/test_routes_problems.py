@@ -221,7 +221,7 @@ class ProblemTests(WebTestCase):
         self.assertEqual(self.answer(after).json()["statement"], "new")
         self.assertEqual(self.read()["statement"], "new")
 
-    def test_statement_brings_its_pictures_and_no_other_file(self) -> None:
+    def test_statement_includes_its_pictures_and_no_other_file(self) -> None:
         names = ("a.png", "b.SVG", "../c.jpg", "none.png", "secret.txt", "/etc/a.png", "link.png")
         names += ("my%20dot.png", "%2e%2e/%2e%2e/%2e%2e/a.png", "x%00.png")
         text = "".join(f"![x]({name}) " for name in (*names, "http://h/a.png"))
@@ -358,7 +358,7 @@ class TokenTests(CallerTestCase):
         self.assertIn("restricted to problems", answer["detail"])
         self.submit("one", 200, url, caller="alice")
 
-    def test_output_of_a_failed_build_is_for_callers_who_may_run_commands(self) -> None:
+    def test_only_callers_who_may_run_commands_see_the_output_of_a_failed_build(self) -> None:
         problem = ProblemSettings(URL, "./run", commit=OID, build="make")
         self.service.registry.context.configuration = Configuration(problems={"one": problem})
         for caller in ("alice", "student"):
@@ -372,7 +372,7 @@ class TokenTests(CallerTestCase):
             shown = {"alice": "secret.cpp:1: error", "student": None}[caller]
             self.assertEqual(error.get("stderr"), shown)
 
-    def test_no_spelling_of_path_or_method_runs_a_command_of_the_form(self) -> None:
+    def test_restricted_token_cannot_run_commands_by_any_spelling_of_path_or_method(self) -> None:
         for path in (
             *("/evaluate", "//evaluate", "/evaluate/", "/./evaluate", "/%65valuate"),
             *("/%2fevaluate", "/%2Fevaluate", "/evaluate?x", "/evaluate;x", "/EVALUATE"),

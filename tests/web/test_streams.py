@@ -85,7 +85,7 @@ class FollowTests(StreamTestCase):
 class SlowReaderTests(StreamTestCase):
     text = b"".join(b"line %d\n" % number for number in range(4_000))
 
-    def test_reader_that_takes_nothing_gets_no_second_batch(self) -> None:
+    def test_client_that_reads_nothing_gets_no_second_batch(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)
@@ -110,7 +110,7 @@ class SlowReaderTests(StreamTestCase):
             self.assertEqual("".join(slow.payloads), self.text.decode())
             self.assertTrue(slow.complete)
 
-    def test_reader_that_takes_nothing_in_time_is_cut_off(self) -> None:
+    def test_client_that_reads_nothing_is_cut_off_after_a_minute(self) -> None:
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)

@@ -45,7 +45,7 @@ class SupervisorTestCase(StreamTestCase, CallerTestCase):
 
 
 class AccessTests(SupervisorTestCase):
-    def test_supervisor_reads_members_alone_and_takes_no_event_from_them(self) -> None:
+    def test_supervisor_reads_only_members_and_acknowledges_none_of_their_events(self) -> None:
         for key, status in (("ann", 200), ("bob", 200), ("eve", 404), ("site", 404)):
             place = f"/evaluation/{self.submit(key)}"
             self.print(b"a\n")
@@ -62,7 +62,7 @@ class AccessTests(SupervisorTestCase):
             self.call("GET", f"{place}/events?after=end", status, "teacher")
             self.assertTrue(self.call("GET", f"{place}/events", 200, key).json()["data"])
 
-    def test_supervisor_cancels_and_shares_for_members_alone(self) -> None:
+    def test_supervisor_cancels_and_shares_only_evaluations_of_members(self) -> None:
         for key, is_member in (("ann", True), ("eve", False)):
             place = f"/evaluation/{self.submit(key)}"
             self.call("POST", f"{place}/links", 200 if is_member else 404, "teacher")
@@ -82,7 +82,7 @@ class AccessTests(SupervisorTestCase):
                 self.service.world.turn()
             self.assertEqual(self.answer(cancelled).status, 204 if is_member else 404)
 
-    def test_rerun_by_a_supervisor_is_the_members_evaluation(self) -> None:
+    def test_rerun_by_a_supervisor_belongs_to_the_member(self) -> None:
         first = self.submit("ann")
         self.finish()
         for key in ("bob", "eve"):
@@ -128,7 +128,7 @@ class DeadlineTests(SupervisorTestCase):
         problem = ProblemSettings("https://example.org/p.git", "x", commit=OID, **settings)
         self.service.registry.context.configuration = Configuration(problems={"one": problem})
 
-    def test_too_early_or_late_submission_is_403_that_names_the_time_before_its_body(self) -> None:
+    def test_early_or_late_submission_is_403_before_the_body_and_names_the_time(self) -> None:
         self.configure(opens=self.opens, closes=self.closes)
         for seconds, status, words in (
             (59.9, 403, f"opens at {self.opens.isoformat()}"),
@@ -178,7 +178,9 @@ class DeadlineTests(SupervisorTestCase):
         headers["Idempotency-Key"] = "other"
         self.post(403, BODY, PATH, **headers)
 
-    def test_only_the_supervisor_reruns_after_the_deadline_with_the_old_time(self) -> None:
+    def test_only_the_supervisor_reruns_after_the_deadline_and_keeps_the_submitted_time(
+        self,
+    ) -> None:
         self.configure(closes=self.closes)
         first = self.submit("ann")
         self.finish()
@@ -303,7 +305,7 @@ class ReloadTests(SupervisorTestCase):
             one.lose()
         self.call("GET", f"/evaluation/{identifiers['ann']}", 401, "ann")
 
-    def test_supervisor_of_another_group_loses_the_streams_of_members_and_keeps_its_own(
+    def test_supervisor_loses_streams_of_members_after_a_change_of_group_or_token(
         self,
     ) -> None:
         for change in (
@@ -334,7 +336,7 @@ class ReloadTests(SupervisorTestCase):
 
 
 class ListTests(SupervisorTestCase):
-    def test_restricted_token_lists_its_own_evaluations_unless_it_is_shared(self) -> None:
+    def test_restricted_token_lists_its_own_evaluations_but_a_shared_token_is_403(self) -> None:
         own = self.submit("ann")
         self.submit("bob")
         self.submit("site")
@@ -343,7 +345,7 @@ class ListTests(SupervisorTestCase):
         self.call("GET", "/evaluations", 403, "site")
         self.call("GET", "/environments", 403, "ann")
 
-    def test_supervisor_lists_the_evaluations_of_members_and_its_own_in_order(self) -> None:
+    def test_supervisor_lists_own_and_member_evaluations_in_order(self) -> None:
         begun = {}
         for key in ("eve", "ann", "teacher", "bob", "site"):
             begun[key] = self.submit(key)
@@ -365,7 +367,7 @@ class ListTests(SupervisorTestCase):
         self.assertEqual(list_keys("", "bob"), ["bob"])
         list_keys("?caller=a%20b", "teacher", 400)
 
-    def test_supervisor_gets_standings_of_members_and_others_their_own(self) -> None:
+    def test_supervisor_gets_standings_of_all_members_and_students_get_their_own(self) -> None:
         for key in ("eve", "ann", "bob", "ann", "teacher"):
             self.submit(key)
             self.finish()

@@ -245,7 +245,7 @@ class LimitTests(UploadTestCase):
 
 
 class MalformedTests(UploadTestCase):
-    def test_boundary_is_needed_in_any_notation(self) -> None:
+    def test_multipart_boundary_is_required_and_may_be_quoted(self) -> None:
         for content_type in ("multipart/form-data", 'multipart/form-data; boundary=""'):
             with self.assertRaises(MalformedRequest) as caught:
                 self.receiver(content_type=content_type)

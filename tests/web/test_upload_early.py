@@ -44,7 +44,7 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(connection.received, answer)
         self.assert_refused(connection, 413)
 
-    def test_body_over_the_limit_is_413_within_the_body(self) -> None:
+    def test_chunked_body_over_the_limit_is_413_before_the_end_of_the_body(self) -> None:
         connection = self.begin_form(None)
         body = form(parts(source=b"x" * 200_000))[:110_000]
         connection.send(b"%x\r\n" % (10**6))
@@ -167,7 +167,7 @@ class EarlyRefusalTests(RawTestCase):
 class GivenUpTests(RawTestCase):
     configuration = Configuration(limits=LimitSettings(request_body=4 * WRITE_BATCH_BYTES))
 
-    def test_client_that_leaves_in_the_middle_leaves_nothing(self) -> None:
+    def test_disconnect_during_an_upload_leaves_nothing(self) -> None:
         before = len(os.listdir("/proc/self/fd"))
         body = form(parts(source=b"x" * 2 * WRITE_BATCH_BYTES))
         for length in (0, 1, 200, WRITE_BATCH_BYTES + 1000, len(body) - 1):
@@ -196,7 +196,7 @@ class GivenUpTests(RawTestCase):
         )
         self.assertTrue(self.child.is_running)
 
-    def test_upload_that_cannot_be_removed_counts_until_it_is(self) -> None:
+    def test_upload_takes_spool_space_until_the_removal_succeeds(self) -> None:
         broken = [True, False]
 
         def fail_once(directory: Path) -> None:

@@ -63,7 +63,7 @@ class HandshakeTests(SocketTestCase):
             self.assertEqual(answer.headers["connection"], "Upgrade")
         self.check_nothing_left(identifier)
 
-    def test_key_of_other_than_16_bytes_or_two_keys_are_refused(self) -> None:
+    def test_websocket_key_is_refused_unless_it_encodes_16_bytes(self) -> None:
         identifier = self.evaluate()
         short, long = (base64.b64encode(bytes(size)).decode() for size in (15, 17))
         for key in ("", "abc", short, long, f"{KEY}=", KEY.replace("d", "-"), f"{KEY}, {KEY}"):
@@ -121,7 +121,7 @@ class NamedOriginTests(SocketTestCase):
     def check(self, answer: Answer) -> None:
         """Hold nothing: what is promised of every answer is not so here."""
 
-    def test_named_and_own_pages_and_programs_open_a_websocket(self) -> None:
+    def test_only_own_pages_named_origins_and_programs_open_a_websocket(self) -> None:
         for headers, allowed in (
             ({}, True),
             ({"Origin": "https://judge.example.org"}, True),
@@ -184,7 +184,7 @@ class ClientTests(SocketTestCase):
             self.assertEqual(follower.frames[-1], (PING, b""))
             follower.send(PONG)
 
-    def test_more_than_64_kib_from_the_client_close_it(self) -> None:
+    def test_websocket_closes_after_the_client_sends_over_64_kib(self) -> None:
         for opcode, size, final in ((TEXT, 60_000, True), (TEXT, 1000, False), (PONG, 100, True)):
             follower = self.open()
             sent = 0
@@ -198,7 +198,7 @@ class ClientTests(SocketTestCase):
             self.check_nothing_left(self.identifier, follower)
             self.finish()
 
-    def test_malformed_frame_and_text_close_it_with_their_codes(self) -> None:
+    def test_malformed_frame_closes_with_1002_and_invalid_utf_8_with_1007(self) -> None:
         for opcode, content, code in (
             (TEXT, b"\xff", 1007),
             (3, b"", 1002),
@@ -257,7 +257,7 @@ class EndTests(SocketTestCase):
         self.service.reactor.advance(60)
         self.assertTrue(follower.connection.aborted)
 
-    def test_client_that_does_not_answer_the_close_is_cut_in_time(self) -> None:
+    def test_connection_is_closed_in_time_if_the_client_does_not_answer_the_close(self) -> None:
         follower = self.open(b"a\n")
         self.finish()
         self.assertEqual(follower.code, 1000)

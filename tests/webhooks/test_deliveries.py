@@ -263,7 +263,7 @@ class DeliveryTests(CallbacksTestCase):
 class ConcurrentDeliveryTests(CallbacksTestCase):
     pending_bytes = 10**8
 
-    def test_attempts_at_once_are_bounded_and_half_of_them_for_each_caller(self) -> None:
+    def test_concurrent_attempts_are_limited_and_a_caller_gets_half_of_the_slots(self) -> None:
         self.sender.held = True
         for caller in ("alice",) * 4 + ("bob",):
             self.send(caller, b"")
@@ -278,7 +278,7 @@ class ConcurrentDeliveryTests(CallbacksTestCase):
             self.send("")
         self.assertEqual(len(self.sender.waiting), 4)
 
-    def test_callbacks_whose_secret_was_removed_end_over_several_turns(self) -> None:
+    def test_callbacks_are_refused_over_several_turns_after_the_secret_is_removed(self) -> None:
         self.sender.held = True
         callbacks = [self.send() for _ in range(sys.getrecursionlimit())]
         self.callbacks.secrets = parse_secrets(f"bob {format_secret(NEW)}")

@@ -192,7 +192,7 @@ class ExchangeTests(SenderTestCase):
             self.receiver.headers = {"Retry-After": value}
             self.assertEqual(self.result().retry_after, asked, value)
 
-    def test_attempt_without_status_in_time_is_repeated(self) -> None:
+    def test_attempt_cut_off_after_15_seconds_is_accepted_only_with_a_2xx_status(self) -> None:
         self.receiver.answer = NOT_DONE_YET
         for status, expected in (
             (500, AttemptResult(RequestOutcome.RETRY, "no answer within 15 seconds")),
@@ -271,7 +271,7 @@ class FailureTests(SenderTestCase):
             self.assertIs(result.outcome, RequestOutcome.REFUSED)
             self.assertIn("is not a valid name", result.reason)
 
-    def test_attempt_that_has_no_connection_in_time_says_so(self) -> None:
+    def test_reason_names_the_timeout_if_no_connection_is_made_in_time(self) -> None:
         error = ConnectingCancelledError(IPv4Address("TCP", "8.8.8.8", 80))
         self.agent = Broken(lambda: Deferred(lambda connecting: connecting.errback(error)))
         posted = self.post()

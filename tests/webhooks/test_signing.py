@@ -130,7 +130,7 @@ class SecretsFileTests(SynchronousTestCase):
             self.assertIn(words, str(error))
             self.assertNotIn("s3cret", str(error))
 
-    def test_file_that_everybody_can_read_is_warned_of(self) -> None:
+    def test_secrets_file_readable_by_everybody_is_logged_as_a_warning(self) -> None:
         with capturedLogs() as logged:
             read_signing_secrets(self.path)
             self.path.chmod(0o604)

@@ -43,7 +43,7 @@ class RoutesBelowTests(RawTestCase):
         rules = self.service.app.url_map.iter_rules()
         self.assertEqual({rule.rule.split("/")[1] for rule in rules} - {""}, RESERVED_URL_PATHS)
 
-    def test_form_is_taken_with_and_without_the_base_path(self) -> None:
+    def test_form_is_accepted_with_and_without_the_base_path(self) -> None:
         for path in (f"{BELOW}/evaluate", "/evaluate", "//judge//a.b//evaluate"):
             answer = self.begin(path)
             identifier = answer.json()["evaluation_id"]

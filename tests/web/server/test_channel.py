@@ -46,7 +46,7 @@ class MalformedTests(RawTestCase):
         self.refuse(431, b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", closed=True)
         self.refuse(431, b"GET / HTTP/1.1\r\nX: " + b"x" * 32_768, closed=True)
 
-    def test_host_that_is_no_name_is_refused_on_every_path(self) -> None:
+    def test_invalid_host_header_is_refused_on_every_path(self) -> None:
         for host in (b"..", b"a..b", b"x" * 64, b"[::1", b"[::x]", b"a:x", b"\xff", b"a b"):
             for path in (b"/health", b"/nowhere"):
                 self.refuse(400, b"GET %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (path, host))
@@ -95,7 +95,7 @@ class MalformedTests(RawTestCase):
         connection.request("OPTIONS *")
         self.assertEqual(connection.answer().status, 204)
 
-    def test_close_among_other_options_closes(self) -> None:
+    def test_connection_closes_if_close_is_among_the_connection_options(self) -> None:
         for options in ("close, x", "x,close", "Close", "x\r\nConnection: close"):
             connection = self.connect()
             connection.send(head("GET /health", {"Connection": options}))
@@ -122,7 +122,7 @@ class MalformedTests(RawTestCase):
         self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 100)
         self.assertFalse(connection.closed)
 
-    def test_one_turn_reads_64_kib_of_a_body_of_known_length_and_4_kib_else(self) -> None:
+    def test_one_turn_reads_64_kib_of_a_body_with_content_length_and_4_kib_otherwise(self) -> None:
         connection = self.connect()
         self.assertEqual(connection.transport.bufferSize, 4096)
         for framing, size in (
@@ -135,7 +135,7 @@ class MalformedTests(RawTestCase):
             self.assertEqual(connection.answer().status, 404)
             self.assertEqual(connection.transport.bufferSize, 4096)
 
-    def test_client_that_goes_between_two_requests_leaves_nothing(self) -> None:
+    def test_disconnect_between_pipelined_requests_leaves_nothing(self) -> None:
         for end in ("lose", "abort"):
             connection = self.connect()
             connection.send(head("GET /health", {}) * 2)
@@ -152,7 +152,7 @@ class BodyTests(RawTestCase):
     def test_body_of_1000_bytes_of_a_get_is_ignored(self) -> None:
         self.assertEqual(self.exchange("GET /health", b"x" * 1000).status, 200)
 
-    def test_large_body_of_a_request_that_needs_none_is_413(self) -> None:
+    def test_body_over_64_kib_is_413_for_a_request_without_a_form(self) -> None:
         for line in ("GET /health", "POST /nowhere", "DELETE /evaluation/x"):
             self.refuse(413, head(line, {"Content-Length": "65537"}))
         connection = self.connect()
@@ -279,7 +279,7 @@ class FramingTests(RawTestCase):
             connection.send(start + chunks + HEALTH)
             self.assertEqual(statuses(connection), [b"404", b"200"])
 
-    def test_request_of_bare_line_feeds_is_refused_once(self) -> None:
+    def test_request_with_bare_line_feeds_is_408(self) -> None:
         connection = self.connect()
         connection.send(HEALTH.replace(b"\r", b""))
         self.assertEqual(connection.received, b"")

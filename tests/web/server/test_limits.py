@@ -50,7 +50,7 @@ class ConnectionsTests(ConnectionsTestCase):
         self.check_open(self.service.connect(ipv4(1)))
         self.check_turned_away(self.service.connect(ipv4(1)))
 
-    def test_connections_are_bounded_in_all_with_unix_sockets(self) -> None:
+    def test_unix_socket_connections_count_towards_the_total_limit(self) -> None:
         unix = UNIXAddress("/run/x")
         connections = [self.service.connect(unix) for _ in range(4)]
         connections.append(self.service.connect(ipv4(1)))
@@ -136,7 +136,9 @@ class ProxiedTestCase(RawTestCase):
 
 
 class LogTests(ProxiedTestCase):
-    def test_each_requests_client_is_the_last_in_x_forwarded_for_of_a_trusted_proxy(self) -> None:
+    def test_logged_client_is_the_last_untrusted_address_in_x_forwarded_for_of_a_proxy(
+        self,
+    ) -> None:
         proxied = self.service.connect(PROXY)
         for address, header, said, client in (
             (PROXY, "X_Forwarded_For", "192.0.2.7", "192.0.2.7"),
@@ -219,7 +221,7 @@ class LimitTests(ProxiedTestCase):
         self.check_raw(connection.answer(), 401)
         self.assertEqual(self.service.site.counts_by_address, {})
 
-    def test_request_over_the_limit_of_concurrent_ones_uses_up_no_rate(self) -> None:
+    def test_request_over_the_concurrent_request_limit_uses_up_no_rate(self) -> None:
         asked: list[object] = []
         access = self.service.context.authenticator
         admit = type(access).authenticate_request

@@ -51,7 +51,7 @@ class CloseConnectionTests(StreamTestCase, RawTestCase):
         self.assertEqual((answer.status, answer.headers["Connection"]), (200, None))
         return new, idle
 
-    def test_idle_connection_is_closed_without_a_word(self) -> None:
+    def test_idle_connection_is_closed_without_an_answer(self) -> None:
         connections = self.waiting()
         over = self.leave()
         self.service.reactor.advance(0.49)
@@ -94,7 +94,7 @@ class CloseConnectionTests(StreamTestCase, RawTestCase):
             connection.lose()
         self.successResultOf(over)
 
-    def test_request_unread_in_the_socket_at_the_end_is_answered(self) -> None:
+    def test_unread_request_in_the_socket_is_answered_at_the_end_of_the_drain(self) -> None:
         connections = self.waiting()
         for connection in connections:
             transport: Any = connection.transport
@@ -133,7 +133,7 @@ class CloseConnectionTests(StreamTestCase, RawTestCase):
         self.assertEqual(asking.answer().headers["Connection"], "close")
         self.assertTrue(asking.closed)
 
-    def test_answers_while_stopping_are_the_last_of_their_connections(self) -> None:
+    def test_answer_during_the_drain_closes_the_connection(self) -> None:
         identifier = self.evaluate()
         self.service.site.is_draining = True
         for path in ("/health", f"/evaluation/{identifier}/events?wait=0", "/missing"):
@@ -227,7 +227,9 @@ class CloseConnectionTests(StreamTestCase, RawTestCase):
         self.assertEqual(connection.answer().json()["end"], "end")
         self.check_over(over, connection)
 
-    def test_stream_that_is_not_taken_is_aborted_after_five_seconds(self) -> None:
+    def test_stream_is_aborted_five_seconds_into_the_drain_if_the_client_reads_nothing(
+        self,
+    ) -> None:
         identifier = self.evaluate()
         follower = self.follow(LineFollower, identifier)
         follower.full = True
@@ -240,7 +242,7 @@ class CloseConnectionTests(StreamTestCase, RawTestCase):
         self.assertFalse(follower.complete)
         self.successResultOf(over)
 
-    def test_websocket_before_its_end_is_closed_with_the_code(self) -> None:
+    def test_websocket_of_a_running_evaluation_is_closed_with_code_1001(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SocketFollower, identifier)
         self.print(b"a\n")
@@ -267,7 +269,7 @@ class CloseConnectionTests(StreamTestCase, RawTestCase):
         follower.lose()
         self.successResultOf(over)
 
-    def test_websocket_that_was_closed_before_gets_no_second_close_frame(self) -> None:
+    def test_closed_websocket_gets_no_second_close_frame(self) -> None:
         identifier = self.evaluate()
         follower = self.follow(SocketFollower, identifier)
         transport: Any = follower.connection.transport

@@ -37,7 +37,7 @@ class SlowTestCase(RawTestCase):
 
 
 class HeadTests(SlowTestCase):
-    def test_connection_without_a_first_or_next_request_is_closed_without_a_word(self) -> None:
+    def test_connection_without_a_first_or_next_request_gets_no_answer_and_is_closed(self) -> None:
         for begun, seconds in ((b"", 9.9), (START + b"\r\n", 39.9)):
             connection = self.connect()
             if begun:
@@ -48,7 +48,7 @@ class HeadTests(SlowTestCase):
             self.advance(0.2)
             self.assertEqual((connection.closed, connection.received), (True, b""))
 
-    def test_head_byte_by_byte_is_408(self) -> None:
+    def test_head_sent_byte_by_byte_is_408(self) -> None:
         for piece in (b"x", b"X: y\r\n"):
             connection = self.connect()
             connection.send(START)
@@ -70,7 +70,7 @@ class HeadTests(SlowTestCase):
             self.advance(39)
         self.assertFalse(connection.closed)
 
-    def test_time_of_a_kept_connection_begins_with_the_next_request(self) -> None:
+    def test_head_deadline_of_a_kept_connection_starts_with_the_next_request(self) -> None:
         for start in (b"G", START, b"GET / HTTP/1.1\r\nX: y"):
             connection = self.connect()
             connection.send(START + b"\r\n")
@@ -82,7 +82,7 @@ class HeadTests(SlowTestCase):
             self.advance(0.2)
             self.check_raw(connection.answer(), 408)
 
-    def test_time_of_a_pipelined_request_begins_with_it(self) -> None:
+    def test_head_deadline_of_a_pipelined_request_starts_with_that_request(self) -> None:
         for start in (b"G", START, START + b"X: y"):
             connection = self.connect()
             connection.send(START + b"\r\n" + start)
@@ -133,7 +133,7 @@ class BodyTests(SlowTestCase):
             self.advance(1)
         self.cut_off(connection)
 
-    def test_slow_but_steady_body_is_taken(self) -> None:
+    def test_slow_but_steady_body_is_accepted(self) -> None:
         connection, body = self.upload()
         for at in range(0, len(body), 20_480):
             self.check_quiet(connection)
@@ -184,7 +184,7 @@ class AnswerTests(SlowTestCase):
             self.assertEqual(connection.answer().status, 200)
             connection.lose()
 
-    def test_answer_not_taken_in_time_ends_the_connection(self) -> None:
+    def test_connection_is_aborted_if_the_client_does_not_read_the_answer_in_time(self) -> None:
         connection = self.connect()
         connection.send(START + b"\r\n")
         connection.channel.write(b"x" * 102_400)
@@ -194,7 +194,7 @@ class AnswerTests(SlowTestCase):
         self.advance(1)
         self.assertTrue(connection.aborted)
 
-    def test_answer_taken_in_time_does_not_end_the_connection(self) -> None:
+    def test_connection_stays_open_if_the_client_reads_the_answers_in_time(self) -> None:
         connection = self.connect()
         connection.send(START + b"\r\n")
         for _ in range(5):
@@ -208,7 +208,7 @@ class AnswerTests(SlowTestCase):
             self.assertFalse(connection.closed)
             self.assertFalse(connection.aborted)
 
-    def test_closing_connection_whose_rest_is_not_taken_is_aborted(self) -> None:
+    def test_closing_connection_is_aborted_if_the_client_does_not_read_the_rest(self) -> None:
         for start in (b"GET /health HTTP/1.0\r\n\r\n", b"nonsense\r\n\r\n"):
             connection = self.connect()
             connection.send(start)
@@ -218,7 +218,7 @@ class AnswerTests(SlowTestCase):
             self.advance(2)
             self.assertTrue(connection.aborted)
 
-    def test_pipelined_request_waits_until_the_answer_before_it_is_taken(self) -> None:
+    def test_pipelined_request_waits_until_the_client_takes_the_previous_answer(self) -> None:
         connection = self.connect()
         connection.take_no_more()
         connection.send((START + b"\r\n") * 20)
