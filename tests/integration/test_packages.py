@@ -704,7 +704,7 @@ class PackageTests(DaemonTestCase):
             self.assertIn(said, done.stderr)
             shutil.rmtree(root)
 
-    async def test_only_check_shows_the_compiler_messages_of_a_validator(self) -> None:
+    async def test_only_the_check_command_shows_compiler_messages_of_a_validator(self) -> None:
         files = {**PASSES, "output_validator/validate.py": "secret = (\n"}
         rows = await self.check(files, status=1)
         self.assertIn("secret = (", rows["accepted/add.py"]["message"])

@@ -158,7 +158,7 @@ class ClosedDirectoryTests(RootTestCase):
         process.terminate()
         self.assertEqual(process.wait(LONG_PATIENCE), -signal.SIGTERM)
 
-    def test_try_started_by_root_for_another_user_reads_the_working_directory(self) -> None:
+    def test_try_command_run_by_root_for_a_user_reads_the_working_directory(self) -> None:
         for directory in (".", str(self.closed / "evaluator")):
             options = ("--evaluator", "sh evaluator.sh", "solution")
             self.assertEqual(self.run_for_nobody("try", directory, *options), "solution")
