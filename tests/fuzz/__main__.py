@@ -43,7 +43,7 @@ TARGETS: dict[str, Sequence[str]] = {
         "tests.evaluations.test_run.PropertyTests.test_events_are_those_of_the_reference",
     ),
     "forms": (
-        "tests.fuzz.test_forms.FormTests.test_any_body_is_a_form_or_refused_however_cut",
+        "tests.fuzz.test_forms.FormTests.test_any_body_is_parsed_as_a_form_or_refused_however_it_is_cut",
         "tests.fuzz.test_forms.FormTests.test_bytes_of_files_are_kept_whatever_they_resemble",
     ),
     "requests": (
