@@ -106,7 +106,7 @@ class TokenTests(SynchronousTestCase):
             ["a", "abababababab", "group=g", "problems=x"], ["b", "cdcdcdcdcdcd"],
         ])  # fmt: skip
 
-    def test_revoke_removes_all_tokens_of_a_caller_or_the_one_of_a_hash(self) -> None:
+    def test_revoke_removes_all_tokens_of_a_caller_or_the_token_of_a_hash(self) -> None:
         one, two, other = (f"{name} sha256:{digit * 64}" for name, digit in ("a1", "a2", "b3"))
         self.file.write_text(f"# first\n{one}\n\n{two}\n{other}\n")
         self.run_token("revoke", "a", "--hash", "2" * 12)
@@ -122,7 +122,7 @@ class TokenTests(SynchronousTestCase):
         self.assertIn("the last token", result.stderr)
         self.assertEqual(self.file.read_text(), f"a sha256:{'0' * 64}\n")
 
-    def test_file_that_the_daemon_would_refuse_is_not_changed(self) -> None:
+    def test_token_commands_refuse_and_do_not_change_a_malformed_file(self) -> None:
         for content in (b"not a line\n", b"\xff\n"):
             self.file.write_bytes(content)
             for command in (("add", "a"), ("list",), ("revoke", "a")):

@@ -157,7 +157,7 @@ class OtherTests(ClientTestCase):
         )
         self.assertEqual(request.timeout, 600)
 
-    def test_client_lists_problems_submits_for_one_and_filters_by_it(self) -> None:
+    def test_client_lists_problems_submits_to_a_problem_and_filters_by_problem(self) -> None:
         problem = ProblemSettings("https://example.org/p.git", "./run", commit="c" * 40)
         problems = {f"p{number:03}": problem for number in range(150)}
         self.line.service.registry.context.configuration = Configuration(problems=problems)
@@ -376,7 +376,7 @@ class StepTests(SynchronousTestCase):
         (sent,), _ = play(operation, json_response('{"evaluation_id":"y"}'))
         self.assertEqual(sent.url, "http://a/b/evaluation/x/rerun?evaluator=current")
 
-    def test_failed_attempt_is_repeated_after_a_pause_and_the_last_one_is_an_error(self) -> None:
+    def test_request_is_repeated_after_a_pause_until_the_last_attempt_fails(self) -> None:
         steps, result = play(operations.status(self.client, "x"), BROKEN, RUNNING)
         self.assertEqual(steps[1:], [Pause(4), steps[0]])
         self.assertEqual(result, {"state": "running"})

@@ -77,7 +77,7 @@ def outcome(block: FileBlockCollector) -> object:
 
 
 class HeaderTests(SynchronousTestCase):
-    def test_name_in_the_headers_wins_over_that_of_the_path(self) -> None:
+    def test_file_name_in_the_headers_wins_over_the_name_in_the_path(self) -> None:
         headers = b'X-SEGI-As: path\nContent-Disposition: attachment; filename="b"\n\n'
         self.assertEqual(
             parse(headers + b"dir/a"), FileReference("b", "application/octet-stream", "dir/a")

@@ -230,7 +230,7 @@ class FormTests(Tables):
             self.check_refused(field, None, words="required")
             self.check_refused(field, "", " ", "\t\n", words="empty")
 
-    def test_message_about_a_missing_field_names_the_nearest_unknown_one(self) -> None:
+    def test_error_about_a_missing_field_names_the_most_similar_unknown_field(self) -> None:
         fields = {name: value for name, value in LEAST.items() if name != "commit_oid"}
         for names, words in (((), "required"), (("x", "comit"), "; 'comit' is no known field")):
             with self.assertRaises(InvalidField) as caught:
@@ -636,7 +636,7 @@ class BaseNameTests(SynchronousTestCase):
         for directory in ("d" * 1000, "\0\ud800"):
             self.assertEqual(get_base_name(directory + "/a"), "a")
 
-    def test_file_name_that_is_empty_a_directory_or_too_long_is_refused(self) -> None:
+    def test_empty_or_too_long_file_name_or_directory_name_is_refused(self) -> None:
         self.assertEqual(MAX_FILENAME_BYTES, 255)
         for name in (
             "", ".", "..", "/", "a/", "a/.", "a\\..", "a\0", "\0", "a\0/..",

@@ -381,7 +381,7 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual([place.called for place in places], [True] * half + [False])
             self.assertTrue(slots.acquire_slot("b1", "b").called)
 
-    def test_run_slots_are_those_configured_or_one_for_each_processor(self) -> None:
+    def test_default_number_of_run_slots_is_the_number_of_processors(self) -> None:
         for running, places in ((3, 3), (0, 5)):
             self.patch(os, "sched_getaffinity", lambda pid: range(5))
             daemon = self.make(evaluations=EvaluationSettings(running=running, queued=0))

@@ -562,7 +562,7 @@ class EndedTests(RestoringTestCase):
             self.assertEqual(files.marks, marks)
         self.assertEqual(self.archived_events(identifier), before["data"])
 
-    def test_evaluation_whose_acknowledged_events_are_gone_is_not_archived(self) -> None:
+    def test_evaluation_is_not_archived_if_its_acknowledged_events_are_gone(self) -> None:
         identifier = self.evaluate(b"one\ntwo\n")
         self.files(identifier).stdout[:4] = bytes(4)  # the punched part
         self.assertRaises(StdoutChanged, self.archived_events, identifier)

@@ -207,7 +207,7 @@ class TimeoutTests(RunTestCase):
 class LimitTests(RunTestCase):
     limits = LimitSettings(wall_clock=10, cpu=5)
 
-    def test_end_is_explained_by_the_limit_that_was_exceeded(self) -> None:
+    def test_exceeded_limit_is_the_reason_of_a_failed_run(self) -> None:
         disk, memory = (make_limit_failure(name, name, "bytes", 7) for name in ("disk", "memory"))
         cut, too_large, killed = ({"signal": number} for number in (24, 25, 9))
         for over, cpu, end, reason in (
@@ -256,7 +256,7 @@ class LimitTests(RunTestCase):
             self.assertEqual(self.failure.reason, "exit")
             self.assertEqual(len(self.flushLoggedErrors(type(error))), defects)
 
-    def test_sandbox_that_did_not_start_is_lost_with_its_stderr_or_fails_for_a_limit(self) -> None:
+    def test_unstarted_sandbox_reports_its_stderr_as_lost_or_the_exceeded_limit(self) -> None:
         over = make_limit_failure("processes", "processes", "processes", 2)
         lost = EvaluationFailure("lost", "no sandbox", {"stderr": "bwrap: no"})
         for limit, expected in ((None, lost), (over, over)):

@@ -167,7 +167,7 @@ class WritingTests(StoreTestCase):
         """Let the database grow to so many pages, as if the disk were full then."""
         self.database._connection.execute(f"PRAGMA max_page_count = {count}")
 
-    def test_changes_that_wait_share_a_transaction(self) -> None:
+    def test_waiting_changes_share_a_transaction(self) -> None:
         added = [self.store.add(make_row(number)) for number in range(100)]
         self.threads.step()  # the first, which found the thread idle
         self.successResultOf(added[0])
@@ -357,7 +357,7 @@ class ArchivedTests(StoreTestCase):
         self.assertEqual(list_numbers(1, 5, 9), [2, 4, 5])
         self.assertEqual(list_numbers(0, 9, 2), [1, 2])
 
-    def test_lists_of_callers_alternate_and_a_status_waits_for_one_list(self) -> None:
+    def test_lists_of_callers_alternate_and_a_status_read_waits_for_at_most_one_list(self) -> None:
         self.store._thread = threads = SlowThreads()  # type: ignore[assignment]
         ended: list[str] = []
         for caller in ("alice", "alice", "alice", "bob"):

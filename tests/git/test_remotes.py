@@ -378,7 +378,7 @@ class SourceTests(SynchronousTestCase):
         ):
             self.check_refused(remotes, path, "is in, or contains, a directory of the daemon")
 
-    def test_path_that_the_kernel_refuses_is_refused(self) -> None:
+    def test_error_about_an_unreadable_repository_path_names_the_path(self) -> None:
         loop = Path(self.mktemp()).absolute()
         loop.symlink_to(loop)
         remotes = RemoteResolver(CheckedResolver(HostPolicy(), FakeResolver(), Clock()))

@@ -94,7 +94,7 @@ class ArgumentsTests(CacheTestCase):
         self.restart()
         self.assertEqual(self.cache.disk_bytes_by_kind, sizes)
 
-    def test_commits_whose_markers_are_removed_are_not_counted(self) -> None:
+    def test_commit_does_not_count_in_the_cache_size_after_its_marker_is_removed(self) -> None:
         oid = "5" * 64
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 9\n"
         self.trees = {OTHER: "8" * 40}
@@ -297,7 +297,7 @@ class LimitTests(CacheTestCase):
         self.assertIn("is stored in Git LFS", error.message)
         self.assertEqual([*self.root.glob("*.tree*"), *self.root.glob("*.git/commits/*")], [])
 
-    def test_commit_whose_tree_git_cannot_list_is_refused(self) -> None:
+    def test_commit_is_refused_if_git_cannot_list_its_tree(self) -> None:
         self.broken["ls-tree"] = failed("fatal: not a tree object")
         self.assertIn("could not list", self.refuse().message)
 

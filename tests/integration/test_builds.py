@@ -104,7 +104,7 @@ class BuildTests(KeptDaemonTestCase):
             words = "files that cannot be read|nested them too deeply"
             self.assertRegex(failure(events, "build")["message"], words, build)
 
-    async def test_evaluations_that_wait_leave_their_slots_to_others(self) -> None:
+    async def test_evaluations_waiting_for_a_build_leave_their_slots_to_others(self) -> None:
         await self.define(f"{HOLD}; {UNIQUE} >built")
         identifiers = await self.submit_many(9)  # of four slots
         await self.wait_for_builds(identifiers, "running", *["waiting"] * 8)

@@ -38,7 +38,7 @@ class DiskAttacks(AttackCase):
                 except AssertionError as error:
                     raise AssertionError(f"{name} in {place}: {error}") from error
 
-    async def test_run_that_writes_a_file_over_file_size_is_stopped(self) -> None:
+    async def test_run_is_stopped_if_a_file_exceeds_the_file_size_limit(self) -> None:
         large = "head -c 20000000 /dev/zero > $HOME/{word}; exit 1"
         for command in (filling(fillers.ONE_FILE), large):
             self.stopped(await self.attack_by(command), "file_size", "file_size", FILE_SIZE)

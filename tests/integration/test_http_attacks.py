@@ -39,7 +39,7 @@ class ClientAttacks(DaemonTestCase):
         connections_per_address = 20
         """
 
-    async def test_answers_that_nobody_reads_take_little_memory(self) -> None:
+    async def test_unread_responses_take_little_memory(self) -> None:
         line = "0123456789012345678901234567890123456789"
         identifier = await self.begin(f"yes {line} | head -c 2500000; sleep 600")
         url = f"/evaluation/{identifier}/events"
