@@ -17,8 +17,6 @@ from tawebeval.config import (
     MIB,
     RESERVED_URL_PATHS,
     Configuration,
-    CredentialSettings,
-    EnvironmentSettings,
     ProblemSettings,
     add_problem_settings,
     parse_configuration,
@@ -136,48 +134,6 @@ class MaximumTests(SynchronousTestCase):
         self.assertEqual(
             (limits.largest_requestable_limits.cpu, limits.largest_requestable_limits.processes),
             (10, 40),
-        )
-
-
-class CredentialTests(SynchronousTestCase):
-    """`[[repositories.credentials]]`."""
-
-    host = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
-
-    def test_credentials_have_a_password_or_a_key(self) -> None:
-        one, two = parse_configuration(
-            f"{self.host}port = 8443\npassword_file = '/p'\ncallers = ['alice']\n"
-            f"{self.host}key_file = 'key'\nknown_hosts_file = '/etc/hosts-1'\n"
-        ).repositories.credentials
-        self.assertEqual(
-            one,
-            CredentialSettings("h", "u", port=8443, password_file="/p", callers=("alice",)),
-        )
-        self.assertEqual(
-            two, CredentialSettings("h", "u", key_file="key", known_hosts_file="/etc/hosts-1")
-        )
-
-
-class EnvironmentTests(SynchronousTestCase):
-    """`[environments.NAME]`, one of the tables that have names."""
-
-    def test_only_the_root_of_an_environment_is_required(self) -> None:
-        found = parse_configuration(
-            """
-            [environments.java]
-            root = "/srv/java"
-            description = "Debian 13"
-            variables = { JAVA_HOME = "/opt/java" }
-            [environments."python3.13"]
-            root = "/srv/python"
-            """
-        ).environments
-        self.assertEqual(
-            found,
-            {
-                "java": EnvironmentSettings("/srv/java", {"JAVA_HOME": "/opt/java"}, "Debian 13"),
-                "python3.13": EnvironmentSettings("/srv/python"),
-            },
         )
 
 
