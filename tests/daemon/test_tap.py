@@ -28,24 +28,9 @@ from tests.fakes.sandbox import NO_CGROUPS
 
 
 class OptionsTests(SynchronousTestCase):
-    def parse(self, *arguments: str) -> Options:
-        options = Options()
-        options.parseOptions(arguments)
-        return options
-
-    def test_file_and_endpoints_are_optional_and_endpoints_keep_their_order(self) -> None:
-        for arguments, config, listen in (
-            ("", None, ()),
-            ("--config x.toml", "x.toml", ()),
-            ("-c x.toml", "x.toml", ()),
-            ("--listen tcp:1 -l unix:/x --listen=tcp:2", None, ("tcp:1", "unix:/x", "tcp:2")),
-        ):
-            options = self.parse(*arguments.split())
-            self.assertEqual((options["config"], options["listen"]), (config, listen))
-
     def test_unknown_options_and_arguments_are_refused(self) -> None:
         for argument in ("--port", "word", "--listen"):
-            self.assertRaises(UsageError, self.parse, argument)
+            self.assertRaises(UsageError, Options().parseOptions, [argument])
 
 
 class MakeServiceTests(SynchronousTestCase):

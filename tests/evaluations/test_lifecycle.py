@@ -35,9 +35,7 @@ from tests.fakes.world import EPOCH, OID, TREE
 class EvaluationLogTests(EvaluationTestCase):
     def setUp(self) -> None:
         super().setUp()
-        logs = capturedLogs()
-        self.events: list[LogEvent] = logs.__enter__()
-        self.addCleanup(logs.__exit__, None, None, None)
+        self.events: list[LogEvent] = self.enterContext(capturedLogs())
 
     def story(self) -> list[str]:
         """Return its lines, without the name, which each begins with and has as a field."""

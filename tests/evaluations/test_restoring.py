@@ -124,16 +124,6 @@ class WaitingTests(RestoringTestCase):
         self.assertNotIn(self.accept(), identifiers)
         self.assertEqual(self.registry.records.last_sequence_number, 5)
 
-    def test_restart_keeps_the_run_slot_and_the_order_of_acceptance(self) -> None:
-        self.world.repositories.remote = self.world.repositories.gate.shut = True
-        first = self.accept()
-        self.world.repositories.remote = self.world.repositories.gate.shut = False
-        second = self.accept()
-        self.assertEqual(self.states(first, second), ["fetching", "running"])
-        self.restart()
-        self.assertEqual(self.states(first, second), ["queued", "running"])
-        self.assertEqual([entry["evaluation_id"] for entry in self.list_all()], [first, second])
-
     def test_evaluation_stopped_during_its_start_does_not_run_after_a_restart(self) -> None:
         identifier = self.accept()
         self.world.repositories.asked.clear()

@@ -143,9 +143,7 @@ class CountTests(TrafficTestCase):
 class LogTests(TrafficTestCase):
     def setUp(self) -> None:
         super().setUp()
-        logs = capturedLogs()
-        self.logged: list[LogEvent] = logs.__enter__()
-        self.addCleanup(logs.__exit__, None, None, None)
+        self.logged: list[LogEvent] = self.enterContext(capturedLogs())
         self.request_log.is_enabled = True
 
     def lines(self) -> list[str]:
