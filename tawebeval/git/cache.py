@@ -202,7 +202,7 @@ class RepositoryCache:
 
         Raises: EvaluationFailure.
         """
-        if not self._remotes.check_url(repository.url):
+        if not self._remotes.is_network_url(repository.url):
             return False
         credential = self._keyring.choose_credential(repository.url, caller)
         bare = self._find_repository(self._name(repository.url, credential))

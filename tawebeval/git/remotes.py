@@ -280,11 +280,12 @@ class RemoteResolver:
     _own: Sequence[Path] = ()
     _protocols: Sequence[str] = ("https",)
 
-    def check_url(self, url: str) -> bool:
-        """Check a URL without a look-up; return whether it leads over a network.
+    def check_url(self, url: str) -> None:
+        """Check a URL without a look-up. Raises: EvaluationFailure."""
+        self._target(url)
 
-        Raises: EvaluationFailure.
-        """
+    def is_network_url(self, url: str) -> bool:
+        """Return whether a URL leads over a network. Raises: EvaluationFailure, as `check_url`."""
         return self._target(url) is not None
 
     def resolve_submodule(self, url: str, parent: str) -> str:
