@@ -245,15 +245,6 @@ class RunningTests(RestoringTestCase):
             self.assertEqual(self.world.child.signals, [SIGTERM])
             self.world.child.end(signal=SIGTERM)
 
-    def test_restart_continues_to_stop_a_run_for_the_same_reason(self) -> None:
-        identifier, _ = self.start(b"one\n")
-        Deferred.fromCoroutine(self.registry.cancel_evaluation(identifier))
-        self.restart()
-        self.assertEqual(self.world.child.signals, [SIGTERM])
-        self.finish(self.world.child, signal=SIGTERM)
-        self.assertEqual(self.states(identifier), ["cancelled"])
-        self.assertEqual(self.consume(identifier), ["one", "\n", "cancelled"])
-
     def test_run_that_was_handed_over_is_stopped_only_by_the_next_process(self) -> None:
         identifier, child = self.start(b"one\n")
         run = self.registry.records[identifier].run
@@ -500,20 +491,6 @@ class EndedTests(RestoringTestCase):
         self.assertEqual(self.consume(identifier), ["one", "\n"])
         self.assertEqual(self.world.store.rows, {})
 
-    def test_next_process_continues_the_clean_up(self) -> None:
-        self.world.threads = threads = UntidyThreads()
-        self.registry = self.make()
-        threads.tidied.shut = True
-        identifier = self.accept(callback_url=URL)
-        self.finish(self.world.child)
-        self.assertFalse(self.row(identifier).is_cleaned_up)
-        self.assertEqual(self.callbacks.sent, [])
-        self.restart()
-        threads.tidied.open()
-        self.world.turn()
-        self.assertTrue(self.row(identifier).is_cleaned_up)
-        self.assertEqual(len(self.callbacks.sent), 1)
-
     def test_restart_without_stored_events_gives_one_lost_event(self) -> None:
         identifier = self.evaluate(b"one\ntwo\n", 3)
         files = self.files(identifier)
@@ -599,18 +576,21 @@ class EndedTests(RestoringTestCase):
             identifier, cursor, includes_times=True
         ).events.lines
 
-    def test_restart_keeps_the_path_of_an_upload_until_its_clean_up(self) -> None:
+    def test_next_process_cleans_up_with_the_path_of_the_upload_and_calls_back(self) -> None:
         self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
         threads.tidied.shut = True
         self.world.repositories.fail("repository", "no")
-        identifier = self.accept()
+        identifier = self.accept(callback_url=URL)
+        self.assertFalse(self.row(identifier).is_cleaned_up)
+        self.assertEqual(self.callbacks.sent, [])
         self.restart()
         upload = self.registry.records[identifier].details.upload_directory
         self.assertEqual(upload, Path("/uploads/some"))
         threads.tidied.open()
         self.world.turn()
         self.assertTrue(self.row(identifier).is_cleaned_up)
+        self.assertEqual(len(self.callbacks.sent), 1)
 
     def test_ended_evaluation_expires_after_the_restart(self) -> None:
         identifier = self.evaluate(b"one\n")
