@@ -342,6 +342,12 @@ class ChangedStdoutTests(SynchronousTestCase):
         answer_file(recorded, b"content")
         self.assertEqual(self.restore().event_log.end_cursor, recorded.event_log.end_cursor)
 
+    def test_zero_bytes_at_the_end_of_the_segments_file_lose_no_event(self) -> None:
+        self.recorded.finish()
+        with (self.directory / "segments").open("ab") as file:
+            file.write(bytes(50))  # by a power failure
+        self.assertEqual(self.restore().event_log.end_cursor, self.recorded.event_log.end_cursor)
+
     def test_restoring_delivered_events_fails_if_a_printed_file_is_missing(self) -> None:
         self.print(FILE + b"end\n", 600)
         answer_file(self.recorded, b"content")

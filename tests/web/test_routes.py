@@ -107,6 +107,20 @@ class EventsTests(WebTestCase):
         for _ in range(2):
             self.assertEqual(self.page(identifier, f"?after={END}"), last)
 
+    def test_unknown_evaluation_is_404_discarded_events_410_bad_cursor_400(self) -> None:
+        identifier = self.evaluate(b"a\nb\n")
+        self.page(identifier, "?after=2")
+        path = f"/evaluation/{identifier}/events"
+        self.assertEqual(self.request("GET", path, 410).json()["oldest"], "2")
+        self.request("GET", path + "?after=0", 410)
+        for cursor in ("9", "x", "-1", "%00", "%ff", END):
+            self.request("GET", f"{path}?after={cursor}", 400)
+        self.request("GET", path + "?after=2&after=3", 400)
+        self.finish()
+        self.page(identifier, f"?after={END}")
+        self.request("GET", path, 410)
+        self.request("GET", "/evaluation/unknown/events", 404)
+
 
 class FormTests(WebTestCase):
     def test_answer_repeats_the_identifier_under_the_legacy_name_id(self) -> None:
