@@ -119,7 +119,7 @@ async def build_tree(
             elif is_disk_full_error(failure):
                 error = EvaluationFailure("lost", "the server's disk is full; submit again")
 
-    # Of the request only what `plan_build` has in its key.
+    # A new field of requests reaches no build, whose tree serves all evaluations of the commit.
     asked = details.request
     request = EvaluationRequest(
         asked.repository,

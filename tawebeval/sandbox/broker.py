@@ -52,7 +52,7 @@ FILTER_DESCRIPTORS = (6, 7)
 """The descriptors of the broker."""
 MAX_REQUEST_BYTES = 128 * 1024
 """Bytes of a request, at most."""
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """The version of requests, and of the configuration."""
 
 _MOST_RUNS = 64  # at once; more wait for a place

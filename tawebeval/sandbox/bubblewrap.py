@@ -132,7 +132,8 @@ _EVALUATOR_TOOLS = {
     name / path.relative_to(source): (path.read_bytes(), path.stat().st_mtime)
     for source, name, pattern in (
         (_TOOLS_SOURCE, Path(), "*"),
-        *((Path(each), _JUDGE_LIBRARY, "*.py*") for each in _PYYAML_SOURCES),
+        *((Path(each), _JUDGE_LIBRARY, "*.py") for each in _PYYAML_SOURCES),
+        *((Path(each), _JUDGE_LIBRARY, "*.pyc") for each in _PYYAML_SOURCES),
     )
     for path in source.rglob(pattern)
     if path.is_file()

@@ -58,7 +58,7 @@ class ShareTests(SynchronousTestCase):
         self.budget.take_within_quota(100, ANONYMOUS_CALLER)
         self.refuse(ServerBusy, 1, ANONYMOUS_CALLER)
 
-    def test_without_a_quota_a_full_share_raises_server_busy(self) -> None:
+    def test_without_a_quota_a_full_budget_raises_server_busy(self) -> None:
         self.budget.caller_quota = None
         self.budget.take_within_quota(100, "alice")
         self.refuse(ServerBusy, 1, "alice")
@@ -94,7 +94,7 @@ class ShareTests(SynchronousTestCase):
 
 
 class ListTests(SynchronousTestCase):
-    def test_each_share_is_made_in_one_place_and_documented_with_its_test(self) -> None:
+    def test_each_budget_is_made_in_one_place_and_documented_with_its_test(self) -> None:
         made = [
             name
             for path in PACKAGE.rglob("*.py")

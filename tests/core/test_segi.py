@@ -425,6 +425,14 @@ outputs = st.one_of(any_bytes, stdouts)
 places = st.sets(st.integers(1, 80), max_size=8)
 
 
+class PropertyTests(SynchronousTestCase):
+    @given(stdouts, chunkings, st.integers(0, 3))
+    def test_events_equal_the_reference_however_stdout_is_cut(
+        self, stdout: bytes, chunking: list[Chunk], late: int
+    ) -> None:
+        check_reference(stdout, chunking, late)
+
+
 class SmallStepTests(SynchronousTestCase):
     def setUp(self) -> None:
         for name, size in SMALL_STEPS.items():

@@ -197,6 +197,17 @@ class TimeoutTests(RunTestCase):
         self.clock.advance(1)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
 
+    def test_deadline_goes_on_over_a_restart_of_the_daemon(self) -> None:
+        for deadline, seconds in ((3.0, 3), (-5.0, 0.001)):
+            self.setUp()
+            run = self.make_run(deadline=deadline)
+            child = FakeChild(self.clock, run)
+            run.makeConnection(child)
+            self.clock.advance(seconds - 0.001)
+            self.assertEqual(child.signals, [])
+            self.clock.advance(0.001)
+            self.assertEqual(child.signals, [signal.SIGTERM])
+
     def test_evaluator_that_ended_in_time_is_not_stopped(self) -> None:
         self.child.has_exited = True
         self.clock.advance(20)

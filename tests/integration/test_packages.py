@@ -676,6 +676,11 @@ class PackageTests(DaemonTestCase):
             (problem, "limits: {memory: x}", "problem.yaml: memory is 'x', not"),
             (problem, "constants: [a]", "problem.yaml: constants are ['a'], no"),
             (problem, "limits: {time_multipliers: 3}", "problem.yaml: time_multipliers are 3, no"),
+            (
+                problem,
+                "limits: {time_multipliers: {ac_to_time_limit: 2020-01-01}}",
+                "problem.yaml: ac_to_time_limit is datetime.date(2020, 1, 1), not",
+            ),
             (verdicts, "accepted: {permitted: [AC, JE]}", "accepted/add.py has 'JE', not"),
             (verdicts, "accepted: {score: []}", "add.py is [], not a number"),
             (task, f"{group}[[x, 2]]", "the points of subtask 0 is 'x', not"),
@@ -686,9 +691,13 @@ class PackageTests(DaemonTestCase):
             (task, "total_value: nan", "total_value is 'nan', not"),
             (task, "time_limit: []", "task.yaml: time_limit is [], not"),
             (task, "name: [a}", "task.yaml: line 4: while parsing a flow sequence expected"),
-            (task, "released: 2025-13-01\nname: a", "task.yaml: line 4: month must be in"),
+            (
+                task,
+                "released: 2025-13-01\nb: a",
+                "line 4: a value is wrong for its type: month must",
+            ),
             (task, "\n# \x07", "task.yaml: line 5: special characters are not allowed"),
-            (task, "name: " + "[" * 9999, "task.yaml: line 4: maximum recursion depth"),
+            (task, "b: " + "[" * 9999, "line 4: a value is wrong for its type: maximum recurs"),
             (verdicts, "accepted: !x", "submissions.yaml: line 1: could not determine a con"),
         ):
             files, before = (OUTPUTS, OUTPUTS[task]) if name == task else (PASSES, "")

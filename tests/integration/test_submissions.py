@@ -312,7 +312,7 @@ def ask(message, descriptors=()):
             return json.loads(one.recv(65536) if given else answer).get("error", "served")
         except OSError as error:
             return f"error {error.errno}"
-good = {"version": 3, "command": ["/bin/true"]}
+good = {"version": 4, "command": ["/bin/true"]}
 def changed(**more):
     return json.dumps({**good, **more}).encode()
 for message in (

@@ -15,6 +15,7 @@ from twisted.web.http_headers import Headers
 from tawebeval.config import CallerSettings, MetricsSettings
 from tawebeval.core.tokens import Token, generate_token
 from tawebeval.errors import (
+    AccessDenied,
     CallerQuotaExceeded,
     ConfigurationError,
     ForeignOrigin,
@@ -90,6 +91,16 @@ class AccessTests(SynchronousTestCase):
         found = [(one.name, one.paths) for one in self.access.list_reloadable_files()]
         self.assertEqual(found, [("callers.tokens", (self.path,))])
         read_again(self.access)
+
+    def test_read_only_token_permits_get_and_head_alone(self) -> None:
+        reading, line = generate_token("alice", os.urandom, is_read_only=True)
+        self.path.write_text(f"{self.path.read_text()}\n{line}")
+        self.reload()
+        headers = [b"Bearer " + reading.encode()]
+        for method in (b"GET", b"HEAD"):
+            self.assertEqual(self.access.authenticate_request(headers, method).caller, "alice")
+        for method in (b"POST", b"DELETE"):
+            self.assertRaises(AccessDenied, self.access.authenticate_request, headers, method)
 
     def test_every_caller_is_nameless_and_unlimited_without_a_token_file(self) -> None:
         access = Authenticator(RateLimit(1, Clock().seconds))

@@ -628,7 +628,7 @@ class _Sandboxed:
 
     def __init__(self, command: list[str], options: Options) -> None:
         request: dict[str, Any] = {
-            "version": 3,
+            "version": 4,
             "command": command,
             "directory": os.path.normpath(options.get("directory", "/tmp")),  # noqa: S108
             "environment": dict(options.get("environment", {})),

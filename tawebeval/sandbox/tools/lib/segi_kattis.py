@@ -754,7 +754,7 @@ def list_reference_submissions(root: Path) -> segi_judge.ReferenceListing:
         name = f"{path.parent.name}/{path.name}"
         for pattern, value in known.items():
             if isinstance(value, dict) and (
-                fnmatch.fnmatchcase(name, str(pattern)) or pattern == path.parent.name
+                fnmatch.fnmatchcase(name, pattern) or pattern == path.parent.name
             ):
                 expected.update(
                     {key: value[key] for key in ("permitted", "required", "score") if key in value}
@@ -781,7 +781,9 @@ def list_reference_submissions(root: Path) -> segi_judge.ReferenceListing:
     if not isinstance(margins, dict):
         raise segi_judge.PackageError(f"problem.yaml: time_multipliers are {margins!r}, no mapping")
     default = 5.0 if problem.is_legacy else 2.0
-    multiplier = problem.read_limit("time_multiplier", margins.get("ac_to_time_limit", default))
+    margin = margins.get("ac_to_time_limit", default)
+    margin = segi_judge.read_number(margin, "problem.yaml: ac_to_time_limit")
+    multiplier = problem.read_limit("time_multiplier", margin)
     return segi_judge.ReferenceListing(
         references,
         multiplier if problem.time_limit_seconds is None else None,

@@ -21,12 +21,27 @@ _VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, V
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A loader whose attribute `line`, from 0 on, is also that of the value that it makes."""
+    """A loader whose keys are text as it stands, and are not repeated.
+
+    Its attribute `line`, from 0 on, is also that of the value that it makes.
+    """
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """Return the value of a node."""
         self.line = node.start_mark.line
         return super().construct_object(node, deep)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Return the value of a mapping. Raises: ConstructorError."""
+        keys = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                key.tag = self.DEFAULT_SCALAR_TAG
+                if key.value in keys:
+                    why = f"the key {key.value!r} is repeated"
+                    raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
+                keys.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path) -> Any:
@@ -41,5 +56,5 @@ def read_yaml(path: Path) -> Any:
     except yaml.reader.ReaderError as error:
         line, why = text.count("\n", 0, error.position), error.reason
     except _VALUE_ERRORS as error:
-        line, why = loader.line, str(error)
+        line, why = loader.line, f"a value is wrong for its type: {error}"
     raise segi_judge.PackageError(f"{path.name}: line {line + 1}: {why}")
