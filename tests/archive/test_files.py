@@ -120,7 +120,7 @@ class ReadingTests(FileTestCase):
         )
         self.assertLess(self.path.stat().st_size, 10_000)
 
-    def test_writing_an_archive_file_stops_at_its_size_limit(self) -> None:
+    def test_writing_an_archive_file_over_its_size_limit_raises(self) -> None:
         batches: Batches = [([b"%d" % number for number in range(1000)], 1)] * 20
         self.assertRaises(ArchiveFileTooLarge, self.write, batches, max_bytes=10_000)
         self.assertLess(self.path.stat().st_size, 11_000)

@@ -99,7 +99,7 @@ class ExampleTests(Tables):
 
 
 class TextTests(Tables):
-    def test_lines_and_terminators_are_text(self) -> None:
+    def test_stdout_without_markers_becomes_the_text_events_of_the_reference(self) -> None:
         invalid = b"a\xffb\xc0\xaf\xed\xa0\x80\xf0\x9f\x98c\xe2\x82"
         self.check(
             b"\n\na\n\n\nb\n\n",

@@ -395,7 +395,7 @@ class NearlyFullTests(WatchTestCase):
             stopped += [cell for cell, _ in self.stopped]
         self.assertEqual(stopped, [self.large], "which has begun last")
 
-    def test_largest_run_is_stopped_again_when_the_disk_fills_up_again(self) -> None:
+    def test_largest_remaining_run_is_stopped_when_the_disk_fills_up_a_second_time(self) -> None:
         self.free(50)
         self.stops(self.large)
         self.end(self.large)

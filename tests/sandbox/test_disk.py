@@ -139,7 +139,7 @@ class CountBoundTests(DiskTestCase):
         pid = self.start("exec 5</dev/null 7>&1")
         self.assertEqual(self.count(pid).inspected_entry_count, 1 + 3 + 2)
 
-    def test_count_ends_beyond_its_limits(self) -> None:
+    def test_count_stops_at_the_first_entry_over_its_byte_or_file_limit(self) -> None:
         for number in range(50):
             self.write(self.top / str(number), 1)
         use = measure_disk_usage(self.top, [NO_PROCESS], most=(10 * BLOCK, 100))

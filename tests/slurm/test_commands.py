@@ -209,7 +209,7 @@ class CommandTests(SynchronousTestCase):
         self.look()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_unwatched_job_is_not_cancelled_at_once(self) -> None:
+    def test_abandoned_job_that_ends_before_the_second_look_is_not_cancelled(self) -> None:
         name = self.commands.make_job_name("a")
         self.commands.add_job_watcher(name, lambda _: None)
         for state in ("RUNNING", "RUNNING", "COMPLETING", "COMPLETED"):

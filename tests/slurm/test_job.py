@@ -368,7 +368,9 @@ class JobTests(JobCase):
         self.queue("COMPLETING")
         self.check_loss("node")
 
-    def test_wall_clock_stops_while_a_job_completes_and_goes_on_when_it_runs(self) -> None:
+    def test_wall_clock_is_suspended_in_state_completing_and_restarted_in_state_running(
+        self,
+    ) -> None:
         self.connect()
         self.queue("COMPLETING", 2)
         self.queue("RUNNING", 2)

@@ -217,7 +217,7 @@ class PageTests(OriginTestCase):
                 self.assertIn("origins", answer.json()["message"])
         self.assertEqual(len(self.service.world.spawn.children), 1)
 
-    def test_own_pages_and_programs_submit_and_pages_of_any_origin_read(self) -> None:
+    def test_own_pages_and_programs_can_submit_and_any_page_can_read(self) -> None:
         self.assertEqual(self.ask_from("http://localhost").status, 200)
         self.assertEqual(self.ask_from(None).status, 200)
         for method, status in (("GET", 404), ("HEAD", 404), ("OPTIONS", 204)):

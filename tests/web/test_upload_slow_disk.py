@@ -99,7 +99,7 @@ class SlowDiskTests(RawTestCase):
         self.check_raw(connection.answer(), 408)
         self.check_gone([connection])
 
-    def test_pause_may_begin_after_the_end_of_the_window(self) -> None:
+    def test_form_paused_for_the_disk_when_its_deadline_is_overdue_continues(self) -> None:
         reactor = self.service.reactor
         call_later = reactor.callLater
 
