@@ -69,5 +69,6 @@ class YamlTests(SynchronousTestCase):
         self.assertEqual(self.read("no: 1\n010: {on: yes}"), {"no": 1, "010": {"on": True}})
         merged = self.read("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}")
         self.assertEqual(merged["b"], {"x": 3, "y": 2})
+        self.assertEqual(self.read('<<: {no: 1}\n"<<": 2'), {"no": 1, "<<": 2})
         with self.assertRaisesRegex(self.error, "line 2: the key '1' is repeated"):
             self.read("1: a\n1: b")

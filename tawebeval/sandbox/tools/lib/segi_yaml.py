@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 else:
     import segi_judge
 
+_MERGE_TAG = "tag:yaml.org,2002:merge"
 # What PyYAML raises without a line for values that are wrong for their type, such as a 13th month.
 _VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, ValueError)
 
@@ -33,14 +34,18 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Return the value of a mapping. Raises: ConstructorError."""
-        keys = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                key.tag = self.DEFAULT_SCALAR_TAG
-                if key.value in keys:
-                    why = f"the key {key.value!r} is repeated"
-                    raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
-                keys.add(key.value)
+        if isinstance(node, yaml.MappingNode):
+            found = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG:
+                    if key.value in found:
+                        why = f"the key {key.value!r} is repeated"
+                        raise yaml.constructor.ConstructorError(None, None, why, key.start_mark)
+                    found.add(key.value)
+            self.flatten_mapping(node)  # a merged key may be set again
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    key.tag = self.DEFAULT_SCALAR_TAG
         return super().construct_mapping(node, deep)
 
 
