@@ -116,9 +116,8 @@ class ObservedResults:
             case "case" if value["verdict"] != "skipped":
                 verdict = str(value["verdict"])
                 if verdict != "accepted" and self.verdict == "accepted":
-                    self.rejection_message = f"{value['case']}: {value.get('message', '')}".rstrip(
-                        ": "
-                    )
+                    text = f"{value['case']}: {value.get('message', '')}"
+                    self.rejection_message = text.rstrip(": ")
                 self.verdicts.append("runtime_error" if verdict in _FAILURES else verdict)
                 self.max_case_seconds = max(self.max_case_seconds, value.get("time") or 0.0)
             case "goal_result":

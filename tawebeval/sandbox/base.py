@@ -287,7 +287,7 @@ class RunLimits:
     def find_node_limit_failure(self) -> EvaluationFailure | None:
         """Return the error of the limit that the run's node has found exceeded, whatever the exit.
 
-        On this machine the kernel ends a whole run that is over its memory: it returns None.
+        None on this machine, where the kernel ends a whole run that is over its memory.
         """
         return None
 
@@ -352,7 +352,8 @@ class SandboxedRun(ABC):
     the end, also without a start. A kind of sandbox says by a subclass which program runs the
     command, how it is signalled and ended, and what its exit means.
 
-    - `workspace_mount_point`: where the evaluator sees it; None if it sees the daemon's paths.
+    - `workspace_mount_point`: the path of `workspace` in the sandbox; None if the evaluator sees
+      the daemon's paths.
     - `run_limits`: its limits.
     - `is_build`: whether the run, which is not started yet, builds a tree that others will see.
     - `has_external_queue`: whether the started program waits until something else lets it run.
@@ -497,7 +498,7 @@ class SandboxedRun(ABC):
 class Sandbox:
     """One kind of sandbox, as the daemon has set it up: it makes runs, and has what they share.
 
-    `run_class` is the class of its runs, `default_limits` are those of its runs.
+    `run_class` is the class of its runs, `default_limits` are the limits of the operator.
     """
 
     run_class: ClassVar[type[SandboxedRun]]

@@ -125,9 +125,9 @@ _TOOLS_SOURCE = Path(__file__).with_name("tools")
 _PYYAML = find_spec("yaml")
 _PYYAML_SOURCES = (_PYYAML and _PYYAML.submodule_search_locations) or ()
 _JUDGE_LIBRARY = Path("lib/judge/yaml")  # not beside `segi`: evaluators may have another PyYAML
-# The tools for evaluators: content and time (seconds since the epoch) of each file, with Python's
-# modules of PyYAML, which tawebeval-judge imports. They are read now: the user of the service may
-# not read them later. By the time Python knows whether a compiled module is outdated.
+# The tools for evaluators: content and time (seconds since the epoch) of each file, with the Python
+# modules of PyYAML, which tawebeval-judge imports. The files are read now: the user of the service
+# may not read them later. The time tells Python whether a compiled module is outdated.
 _EVALUATOR_TOOLS = {
     name / path.relative_to(source): (path.read_bytes(), path.stat().st_mtime)
     for source, name, pattern in (

@@ -273,3 +273,11 @@ class EndTests(SocketTestCase):
             follower.send(TEXT, b"x" * 40_000)
         self.assertTrue(follower.connection.closed)
         self.check_nothing_left(self.identifier, follower)
+
+    def test_websocket_counts_as_a_connection_until_it_is_gone(self) -> None:
+        connections = self.service.site
+        before = connections.connection_count
+        follower = self.open()
+        self.assertEqual(connections.connection_count, before + 1)
+        follower.lose()
+        self.assertEqual(connections.connection_count, before)
